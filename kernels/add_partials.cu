@@ -187,13 +187,13 @@ __device__ __forceinline__ Vector<WIDTH> values(scalar_t alpha, const Parts& par
 extern "C" __global__ void __launch_bounds__(THREADS)
     add_partials(index_t cols, scalar_t alpha, scalar_t beta, index_t count, Parts parts, Matrix c,
                  Matrix d
-#ifdef GUARDED  // needed only if operands are refused, or only if they are not
+#ifdef GUARDED  // needed only if packing finds that REFUSED is the way: common/refused.cuh
                  ,
                  const unsigned long long* __restrict__ counts
 #endif
     ) {
 #ifdef GUARDED
-  if (refused(counts, GUARDED) != REFUSED) return;
+  if (way_of(counts, GUARDED) != REFUSED) return;
 #endif
   if (count < 1) __builtin_unreachable();  // ptxas spills for sm_120 unless it knows
   // 32-bit division: the grid bounds the number of spans.

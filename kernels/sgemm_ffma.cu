@@ -401,13 +401,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                const float* __restrict__ c, index_t ldc, index_t stride_c,
                const float* __restrict__ p, index_t ldp, index_t stride_p,
                float* __restrict__ d, index_t ldd, index_t stride_d
-#ifdef GUARDED  // needed only if operands are refused, or only if they are not
+#ifdef GUARDED  // needed only if packing finds that REFUSED is the way: common/refused.cuh
                ,
                const unsigned long long* __restrict__ counts
 #endif
     ) {
 #ifdef GUARDED
-  if (refused(counts, GUARDED) != REFUSED) return;
+  if (way_of(counts, GUARDED) != REFUSED) return;
 #endif
   extern __shared__ __align__(16) float shared[];
   const index_t batch = blockIdx.z;

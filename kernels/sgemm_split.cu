@@ -43,10 +43,19 @@
 // So truncation adds up over PROMOTE slabs only, to 0.1 u of the sum per k where all products have
 // one sign, however long k is. The tensor cores wait 1400 clocks for it, a slab's time and more.
 //
-// With INTEGER defined, too, operands are integers as FP16 numbers (integer_pack.cu), without
-// exponents, and D = A * B' + P is of int32, modulo 2^32; or of float32 if `as_float`, rounded once.
-// What the tensor cores have summed is added to integers every `promote` slabs, so few that no sum
-// can leave those that float32 holds (common/split_integer.cuh):
+// With BROAD defined, operands are numbers of a wide range (common/broad.cuh, broad_pack.cu). With
+// PARTS == 3 they are bfloat16: high, middle and low. Six products are made; the other three are
+// below 2^-24. Five of them are small, and are summed at their own weight:
+//
+//   every half slab  fresh = hi hi'     small += mi hi' + hi mi' + mi mi' + lo hi' + hi lo'
+//   every FOLD       total += small
+//
+// With PARTS == 1 they are TF32: a slab is 32 k, and takes as long as 64 of FP16.
+//
+// With INTEGER defined, and PARTS == 1, operands are integers as FP16 numbers (integer_pack.cu),
+// without exponents, and D = A * B' + P is of int32, modulo 2^32; or of float32 if `as_float`,
+// rounded once. What the tensor cores have summed is added to integers every `promote` slabs, so
+// few that no sum can leave those that float32 holds (common/split_integer.cuh):
 //
 //   every promote    sums += total;  total = 0
 //
@@ -211,6 +220,7 @@ __device__ __forceinline__ void multiply_slabs(float (&total)[SUMS], const Ring&
 __device__ __forceinline__ void multiply_slabs(float (&total)[SUMS], const Ring& ring,
                                                Place& place, int count, int group) {
   constexpr int STEPS = SLAB / 16 / 2;  // of 16 k, in a half
+  constexpr float SMALL_UNIT = PARTS == 2 ? 1.0f / 2048 : 1.0f;
   float fresh[SUMS], small[SUMS];
   int reading = 0;
 #pragma unroll 1
@@ -233,13 +243,32 @@ __device__ __forceinline__ void multiply_slabs(float (&total)[SUMS], const Ring&
       const factor_t k = at + s * NEXT_16_K;
       multiply(small, lo.a + k, hi.b + k, i > 0 || s > 0);
       multiply(small, hi.a + k, lo.b + k, true);
+#if PARTS == 3
+      multiply(small, lo.a + k, lo.b + k, true);
+#endif
     }
+#if PARTS == 3
+    Place last_place = lo_place;
+    last_place.next();
+    const Slot last = landed(ring, last_place, group);
+    products_fence();
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+      const factor_t k = at + s * NEXT_16_K;
+      multiply(small, last.a + k, hi.b + k, true);
+      multiply(small, hi.a + k, last.b + k, true);
+    }
+#endif
     products_commit();
     products_wait<1>();  // `fresh` is there, and what came before has been read
     if (!second && i > 0) release(ring, reading);
     if (second) {
       reading = place.slot;
+#if PARTS == 3
+      place = last_place;
+#else
       place = lo_place;
+#endif
       place.next();
     }
 #pragma unroll
@@ -248,7 +277,7 @@ __device__ __forceinline__ void multiply_slabs(float (&total)[SUMS], const Ring&
   products_wait<0>();
   release(ring, reading);
 #pragma unroll
-  for (int j = 0; j < SUMS; ++j) total[j] = fmaf(small[j], 1.0f / 2048, total[j]);
+  for (int j = 0; j < SUMS; ++j) total[j] = fmaf(small[j], SMALL_UNIT, total[j]);
 }
 #endif
 
@@ -263,7 +292,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 , index_t promote, int as_float
 #endif
     ) {
-  if (refused(counts, CAP)) return;
+#ifdef BROAD
+  if (way_of(counts, CAP) != BROAD_RANGE) return;
+#else
+  if (way_of(counts, CAP) != CARRIED) return;
+#endif
   extern __shared__ char memory[];
   const shared_t start = (shared_address(memory) + 1023) / 1024 * 1024;  // what the swizzle needs
   const Ring ring{start, start + SLOTS * SLOT_BYTES, start + SLOTS * (SLOT_BYTES + 8)};

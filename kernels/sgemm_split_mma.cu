@@ -264,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     , index_t promote, int as_float
 #endif
     ) {
-  if (refused(counts, CAP)) return;
+  if (way_of(counts, CAP) != CARRIED) return;
   extern __shared__ __align__(128) char memory[];
   if (beta == 0.0f) c = nullptr;
   if (alpha == 0.0f) p = nullptr;

@@ -9,6 +9,9 @@
 //                          carry; both are packed as 0
 //   residuals              the latter: row * 2^32 + k, and x; in any order, the first CAP
 //
+// Unless `exact`, an operand that is refused (common/refused.cuh) needs exponents alone: blocks that
+// find this out as they begin write no tiles, and count nothing any more.
+//
 // Element (r, c) of a tile lies at byte 128 r + (2 c ^ 16 (r % 8)): the order in which wgmma reads
 // shared memory without bank conflicts, so that the product copies tiles as they are.
 //
@@ -63,12 +66,20 @@
 
 static_assert(PARTS == 1 || PARTS == 2, "the high part, or the high and the low part");
 
+// Whether either operand of a product is refused, as far as is known.
+__device__ __forceinline__ bool is_refused(const count_t* counts) {
+  const volatile count_t* const now = counts;
+  const count_t strange = now[0] | now[2], lost_a = now[1], lost_b = now[3];
+  return strange != 0 || lost_a > CAP || lost_b > CAP;
+}
+
 template <bool ALONG_K, bool WIDE>
 __device__ __forceinline__ void pack(const Operand& x, const Task& task, int stage,
-                                     unsigned patience, Shared& shared) {
+                                     unsigned patience, const count_t* counts, Shared& shared) {
   constexpr bool TURNED = !ALONG_K && WIDE;
   const index_t row0 = task.panel * TILE;
-  bool strange;
+  bool strange, needless = false;
+  if (threadIdx.x == THREADS - 1) needless = counts && is_refused(counts);
   const unsigned most = maxima_of<ALONG_K, WIDE>(x, task, stage, patience, shared, strange);
   if (stage == LEAVE) return;
   bool plain = !strange;
@@ -79,6 +90,7 @@ __device__ __forceinline__ void pack(const Operand& x, const Task& task, int sta
     if (task.first == 0) x.exponents[row0 + threadIdx.x] = exponent;
   }
   plain = __syncthreads_and(plain);  // all exponents and tiles are there
+  if (__syncthreads_or(needless)) return;
   unsigned short* tiles =
       x.tiles + (task.panel * ceil_div(x.k, TILE) + task.first) * PARTS * TILE_ELEMENTS;
 #pragma unroll 1
@@ -100,20 +112,21 @@ __device__ __forceinline__ void pack(const Operand& x, const Task& task, int sta
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    split_pack(const __grid_constant__ Operands operands, int stage, unsigned patience) {
+    split_pack(const __grid_constant__ Operands operands, int stage, unsigned patience, int exact) {
   extern __shared__ float4 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const unsigned first = panels_of(operands.of[0]) * blocks_of(operands.of[0]);
   const bool second = blockIdx.x >= first;
   const Operand& x = operands.of[second];
   const Task task = task_of(x, blockIdx.x - (second ? first : 0), stage);
+  const count_t* const counts = exact ? nullptr : operands.of[0].flags;
   if (x.along_k && x.wide) {
-    pack<true, true>(x, task, stage, patience, shared);
+    pack<true, true>(x, task, stage, patience, counts, shared);
   } else if (x.along_k) {
-    pack<true, false>(x, task, stage, patience, shared);
+    pack<true, false>(x, task, stage, patience, counts, shared);
   } else if (x.wide) {
-    pack<false, true>(x, task, stage, patience, shared);
+    pack<false, true>(x, task, stage, patience, counts, shared);
   } else {
-    pack<false, false>(x, task, stage, patience, shared);
+    pack<false, false>(x, task, stage, patience, counts, shared);
   }
 }

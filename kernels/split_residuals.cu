@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   // What was counted on the device, or else what the host knows.
   const int a_count = clip(counts ? static_cast<index_t>(counts[1]) : a_known, CAP);
   const int b_count = clip(counts ? static_cast<index_t>(counts[3]) : b_known, CAP);
-  if (a_count + b_count == 0 || refused(counts, CAP)) return;
+  if (a_count + b_count == 0 || way_of(counts, CAP) != CARRIED) return;
   sort(a_sorted, a_count, a_at, a_values);
   sort(b_sorted, b_count, b_at, b_values);
   __syncthreads();  // both lists are there

@@ -27,6 +27,7 @@ from dask.array import einsumfuncs, linalg, routines
 
 from multimm.acceleration_report import described
 from multimm.api import matmul
+from multimm.contractions.einsum_chunks import einsum_chunks, own_chunks
 from multimm.contractions.functions import (
     einsum_steps,
     inner_steps,
@@ -123,7 +124,7 @@ def _matrices(name: str, args: Args, kwargs: Kwargs) -> Product:
         )
     if name == "dot" and max(ndims) > 2:
         last = -1, -min(ndims[1], 2)
-        return _steps(_as_dask_sums(tensordot_steps(args[0], args[1], last)))
+        return _steps(_as_dask_sums(tensordot_steps(args[0], args[1], last, own_chunks)))
     wide = _dtype_of_sums(*(x.dtype for x in arrays))
     options = {"dtype": wide, **kwargs} if wide is not None else kwargs
     return Product(partial(matmul, *args, **options, chunks="operands"), "1 x product")
@@ -136,7 +137,7 @@ def _tensordot(name: str, args: Args, kwargs: Kwargs) -> Product:
     if len(args) + len(kwargs) != len(names) or not {"a", "b"} <= names.keys() <= {*"ab", "axes"}:
         raise LeftToDaskError(f"{name} with other arguments than two operands and axes")
     _arrays(name, (names["a"], names["b"]))
-    return _steps(_as_dask_sums(tensordot_steps(**names)))
+    return _steps(_as_dask_sums(tensordot_steps(**names, rule=own_chunks)))
 
 
 def _einsum(name: str, args: Args, kwargs: Kwargs) -> Product:
@@ -147,7 +148,7 @@ def _einsum(name: str, args: Args, kwargs: Kwargs) -> Product:
         raise LeftToDaskError(f"{name} with {', '.join(more) or 'nothing'}")
     given = args[1:] if isinstance(args[0], str) else args[: len(args) // 2 * 2 : 2]
     _arrays(name, given)
-    found = einsum_steps(args, dtype, optimize)
+    found = einsum_steps(args, dtype, optimize, einsum_chunks)
     return _steps(found if dtype is not None else _as_dask_sums(found))
 
 
@@ -173,7 +174,7 @@ def _multi_dot(name: str, args: Args, kwargs: Kwargs) -> Product:
     terms = [ascii_letters[n : n + 2] for n in range(count)]
     terms[0], terms[-1] = terms[0][2 - ends[0] :], terms[-1][: ends[1]]
     out = terms[0][: ends[0] - 1] + terms[-1][2 - 1 :]
-    return _steps(einsum_steps([f"{','.join(terms)}->{out}", *args[0]]))
+    return _steps(einsum_steps([f"{','.join(terms)}->{out}", *args[0]], rule=einsum_chunks))
 
 
 def _dtype_of_sums(*dtypes: np.dtype[Any]) -> np.dtype[Any] | None:

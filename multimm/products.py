@@ -74,10 +74,16 @@ class Product(NamedTuple):
 
         C is then symmetric or Hermitian until C is added; unless alpha leaves it neither.
         """
-        a, b, step = self.a, self.b, self.step
-        alike = a.name == b.name if is_dask(a) and is_dask(b) else a is b
-        kept = not step.hermitian or step.alpha.imag == 0
-        return alike and kept and step.trans_a != step.trans_b
+        kept = not self.step.hermitian or self.step.alpha.imag == 0
+        return kept and self._same == "turned"
+
+    @property
+    def _same(self) -> str:
+        """Whether A and B are one array: ``"plain"``, or ``"turned"`` on one side."""
+        a, b = self.a, self.b
+        if not (a.name == b.name if is_dask(a) and is_dask(b) else a is b):
+            return ""
+        return "turned" if self.step.trans_a != self.step.trans_b else "plain"
 
     @property
     def _k(self) -> int:
@@ -185,6 +191,7 @@ class Product(NamedTuple):
             pack=pack,
             exact=exact,
             symmetric=self.gram,
+            same=self._same,
             awaited=any(is_dask(x) and not s.owners for x, s in ((self.a, a), (self.b, b))),
             uploaded=tuple(uploaded),
             downloaded=hosted,

@@ -1,12 +1,13 @@
 """Sums over axes of two and more arrays: multimm.einsum, dask.array.einsum, and bare products.
 
     python -m multimm_benchmarks.contractions [--workers N | --gpus N] [--gflop G] [--only WORD]
+                                              [--output DIR]
 
 Twenty cases from users of xarray, of tensor networks and of quantum chemistry. Operands are in
 memory before the clock starts, made anew for each run: what one system copied to a worker would
 spare the other one the transfer. `matmul` multiplies two matrices, or stacks, of the same number
 of operations, in chunks of as many elements. Results of both are compared elementwise. The exit
-status is 1 if one is wrong.
+status is 1 if one is wrong. `--output` writes a record into a folder.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import dask.array as da
@@ -27,6 +29,8 @@ from distributed import Client, wait
 
 import multimm
 from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
+from multimm_benchmarks import records
+from multimm_benchmarks.machine import described
 
 #: Operations of a case on CPU workers and on GPUs, in 1e9, and bytes of its largest array at most.
 GFLOP, GPU_GFLOP = 4.0, 8_000.0
@@ -95,9 +99,15 @@ class Found(NamedTuple):
 
     case: Case
     gflop: float
-    seconds: dict[str, float]
+    sizes: dict[str, int]
+    runs: dict[str, list[float]]  #: seconds of each, by system
     received: dict[str, int]
     error: float  #: largest difference from Dask's, in units of the largest element
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The least of each system."""
+        return {name: min(own) for name, own in self.runs.items()}
 
 
 def resized(case: Case, gflop: float, largest: float, itemsize: int = 4) -> dict[str, int]:
@@ -227,10 +237,14 @@ def measured(client: Client, case: Case, options: argparse.Namespace) -> Found:
         for name, (make, call) in systems.items():
             _until_gone(client)
             given = make(case, sizes, cupy)
+            if cupy:
+                client.run(_idle)
             reset_received_bytes(client)
             start = time.perf_counter()
             result = call(*given).persist()
-            wait(result)
+            _computed(result)
+            if cupy:
+                client.run(_idle)
             passed = time.perf_counter() - start
             received[name] = max(received[name], sum(received_bytes(client).values()))
             if turn:
@@ -239,13 +253,29 @@ def measured(client: Client, case: Case, options: argparse.Namespace) -> Found:
                 kept[name] = np.asarray(result.compute()) if not cupy else result
             del result, given
         if not turn:
-            ours, theirs = kept["multimm"], kept["dask"]
-            difference = abs(ours - theirs).max() / abs(theirs).max()
-            error = float(difference.compute() if cupy else difference)
-            del ours, theirs
+            error = _difference(kept["multimm"], kept["dask"])
         kept.clear()
-    seconds = {name: min(own) for name, own in runs.items()}
-    return Found(case, operations(case, sizes) / 1e9, seconds, received, error)
+    return Found(case, operations(case, sizes) / 1e9, sizes, runs, received, error)
+
+
+def _difference(ours: Any, theirs: Any) -> float:
+    """The largest, in units of the largest element."""
+    found = abs(ours - theirs).max() / abs(theirs).max()
+    return float(found.compute() if isinstance(found, da.Array) else found)
+
+
+def _computed(result: da.Array) -> None:
+    """Wait for all blocks; raise what one of them was not computed for."""
+    for future in wait(result).done:
+        if future.status != "finished":
+            future.result()
+
+
+def _idle() -> None:
+    """Wait for a worker's GPU: CuPy's tasks, Dask's among them, end once kernels are launched."""
+    import cupy
+
+    cupy.cuda.Device().synchronize()
 
 
 def _until_gone(client: Client) -> None:
@@ -287,6 +317,26 @@ def lines(found: list[Found]) -> Iterator[str]:
     )
 
 
+def recorded(found: list[Found], options: argparse.Namespace) -> Path:
+    """Write what was measured as records; return the file."""
+    device = "gpu" if options.gpus else "cpu"
+    detail = {"workers": options.gpus or options.workers, "device": device}
+    entries = [
+        records.record(
+            f"contractions {one.case.name}", name, [*one.sizes.values()], runs,
+            flops=1e9 * one.gflop, precision="float32", timing="host",
+            bytes_received=one.received[name],
+            rel_error=float(f"{one.error:.3g}") if name == "multimm" else None,
+            ratio_vs={peer: round(min(other) / min(runs), 4)
+                      for peer, other in one.runs.items() if peer != name},
+            detail={**detail, "subscripts": one.case.subscripts, "sizes": one.sizes},
+        )
+        for one in found for name, runs in one.runs.items()
+    ]  # fmt: skip
+    header = records.run_header(described(options.gpus))
+    return records.save(entries, header, "contractions", options.output)
+
+
 def _share(ours: float, theirs: float) -> str:
     return f"{ours / theirs:.2f}" if theirs else "-"
 
@@ -310,6 +360,7 @@ def main() -> int:
     parser.add_argument("--gflop", type=float, help="1e9 operations of each case")
     parser.add_argument("--only", default="", help="cases whose name has this word")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=Path, help="the folder of the record")
     options = parser.parse_args()
     options.gflop = options.gflop or (GPU_GFLOP if options.gpus else GFLOP)
     found = []
@@ -319,6 +370,8 @@ def main() -> int:
                 found.append(measured(client, case, options))
                 print(f"{case.name}: {found[-1].seconds['multimm']:.3f} s", flush=True)
     print(*lines(found), sep="\n")
+    if options.output:
+        print(f"recorded in {recorded(found, options)}")
     # float32 sums of some thousand terms.
     return 1 if any(not one.error < 1e-3 for one in found) else 0
 

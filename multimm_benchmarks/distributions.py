@@ -69,6 +69,12 @@ def _lognormal(xp: Any, rng: Any, shape: tuple[int, int], spread: float) -> Arra
     return (_uniform(xp, rng, shape) - 0.5) * xp.exp(spread * _normal(xp, rng, shape))
 
 
+def _exponents(xp: Any, rng: Any, shape: tuple[int, int], reach: int) -> Array:
+    """Normal, times powers of two from 2^-reach to 2^reach."""
+    powers = xp.floor(_uniform(xp, rng, shape) * (2 * reach + 1)) - reach
+    return (_normal(xp, rng, shape) * 2.0**powers).astype(xp.float32)
+
+
 def _grades(xp: Any, count: int, decades: int) -> Array:
     """From 10^-decades to 10^decades."""
     return xp.asarray((10.0 ** np.linspace(-decades, decades, count)).astype(np.float32))
@@ -116,6 +122,7 @@ DISTRIBUTIONS: dict[str, Draw] = {
        for decades in (2, 4, 6, 8)},
     **{f"graded columns 10^{decades}": functools.partial(_graded_columns, decades=decades)
        for decades in (2, 4, 6, 8)},
+    "exponents 2^40": _alike(functools.partial(_exponents, reach=40)),
     "zero rows": _zero_rows,
     "subnormal rows": _subnormal_rows,
 }  # fmt: skip

@@ -80,6 +80,13 @@ class Bench:
         return entry
 
 
+def beside(own: Record | None, other: Record | None, peer: str) -> Record | None:
+    """Return sustained figures with their ratio to a peer's, if there are any."""
+    if own is None or other is None:
+        return own
+    return {**own, "ratio_vs": {peer: round(own["tflops"] / other["tflops"], 4)}}
+
+
 def operands(xp: Any, case: Case, seed: int = 0) -> tuple[Array, Array, Array]:
     """Return A, B and D of a case: normal data, D full of NaN, laid out as the case says."""
     rng = xp.random.default_rng(seed)

@@ -23,8 +23,8 @@ logger = logging.getLogger("multimm_benchmarks.kernels")  # also where __name__ 
 
 #: In the order of "all". Values: the suite in full, and what a quick one is given instead.
 SUITES = (
-    "ladder", "ffma", "awkward", "matvec", "transpose", "add", "latency", "split",
-    "accuracy", "python",
+    "ladder", "ffma", "awkward", "matvec", "transpose", "add", "latency", "split", "wide-range",
+    "dtypes", "accuracy", "python",
 )  # fmt: skip
 
 
@@ -36,7 +36,17 @@ def suites(quick: bool, gpu: bool) -> dict[str, Callable[[Bench], None]]:
     python = functools.partial(python_comparison.measure, gpu=gpu, **(small if quick else {}))
     if not gpu:
         return {"python": python}
-    from multimm_benchmarks import accuracy, latency, matvec, products, split, sums, transposes
+    from multimm_benchmarks import (
+        accuracy,
+        dtypes,
+        latency,
+        matvec,
+        products,
+        split,
+        sums,
+        transposes,
+        wide_range,
+    )
 
     tiny: dict[str, dict[str, Any]] = {
         "ladder": {"n": 512},
@@ -52,12 +62,15 @@ def suites(quick: bool, gpu: bool) -> dict[str, Callable[[Bench], None]]:
             "sustained": (),
             "packs": (1024,),
         },
+        "wide-range": {"cases": (("exponents 2^40", 1024),)},
+        "dtypes": {"complex_sizes": (1024,), "integer_sizes": (1024,)},
         "accuracy": {"depths": (256, 1024), "depth": 1024},
     }
     full: dict[str, Callable[..., None]] = {
         "ladder": products.ladder, "ffma": products.ffma, "awkward": products.awkward,
         "matvec": matvec.measure, "transpose": transposes.measure, "add": sums.measure,
-        "latency": latency.measure, "split": split.measure, "accuracy": accuracy.measure,
+        "latency": latency.measure, "split": split.measure,
+        "wide-range": wide_range.measure, "dtypes": dtypes.measure, "accuracy": accuracy.measure,
     }  # fmt: skip
     chosen = {name: functools.partial(suite, **(tiny[name] if quick else {}))
               for name, suite in full.items()}  # fmt: skip

@@ -23,6 +23,11 @@ SKINNY = (
     (1, 20, 150_000), (7, 40, 70_003), (1000, 1000, 1), (801, 803, 5), (1031, 517, 8),
     (641, 1111, 11), (128, 5000, 12),
 )  # fmt: skip
+#: Of odd sides, most of them cut into slices of k on an H200.
+AWKWARD = (
+    (257, 257, 257), (509, 521, 523), (1009, 1013, 1019), (33, 33, 65537), (127, 129, 20011),
+    (768, 3072, 3072), (1797, 1797, 64), (2039, 2053, 100),
+)  # fmt: skip
 
 
 def padded(values: np.ndarray, extra: int, offset: int = 0, fill: float = np.nan):

@@ -89,6 +89,64 @@ def _scaled(x: Array, exponents: Array) -> Array:
     return scaled
 
 
+#: Of kernels/common/broad.cuh: what a row's exponent is lowered by, and what is carried then.
+BROAD_SHIFT, LEAST_BROAD = 33, 2.0**-62
+
+
+def broad_parts(x: Array, parts: int = 3, exponents: Array | None = None) -> tuple[Array, Array]:
+    """What kernels/broad_pack.cu makes of a matrix, before it is cut into tiles.
+
+    What it does not carry becomes 0.
+
+    Parameters
+    ----------
+    x : numpy.ndarray of float32, shape (rows, k)
+    parts : {3, 1}
+        Three of bfloat16, or one of TF32; as float32 here.
+    exponents : numpy.ndarray of int32, shape (rows,), optional
+        Of `row_exponents`, where x is a stretch of k of its rows.
+
+    Returns
+    -------
+    parts : numpy.ndarray of float32, shape (parts, rows, k)
+    exponents : numpy.ndarray of int32, shape (rows,)
+        x is the sum of the parts, times 2^exponents.
+    """
+    exponents = (row_exponents(x) if exponents is None else exponents) - BROAD_SHIFT
+    y = _scaled(x, -exponents[:, None])
+    y = np.where((np.abs(y) >= LEAST_BROAD) & np.isfinite(x), y, np.float32(0))
+    if parts == 1:
+        bits = y.view(np.uint32) + np.uint32(0x1000) & np.uint32(0xFFFFE000)
+        return bits.view(np.float32)[None], exponents.astype(np.int32)
+    found = []
+    for _ in range(parts):
+        bits = y.view(np.uint32)
+        odd = bits >> np.uint32(16) & np.uint32(1)
+        found.append(((bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)).view(np.float32))
+        y = y - found[-1]
+    return np.stack(found), exponents.astype(np.int32)
+
+
+def broad_tiles(x: Array, exponents: Array, parts: int) -> Array:
+    """The tiles that kernels/broad_pack.cu writes, in 16 bits: all bytes as they lie in memory.
+
+    Parameters
+    ----------
+    x, exponents, parts
+        As for `broad_parts`.
+    """
+    rows, k = x.shape
+    height, slabs = -(-rows // ROW_ALIGN) * ROW_ALIGN, -(-k // SLAB)
+    padded = np.zeros((parts, height, slabs * SLAB), np.float32)
+    padded[:, :rows, :k], _ = broad_parts(x, parts, exponents)
+    if parts == 1:  # 32 k in 128 bytes
+        halves = padded.reshape(height // SLAB, SLAB, slabs, 2, SLAB // 2).transpose(0, 2, 3, 1, 4)
+        return swizzled(np.ascontiguousarray(halves).view(np.uint16))
+    high = (padded.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    tiles = high.reshape(parts, height // SLAB, SLAB, slabs, SLAB).transpose(1, 3, 0, 2, 4)
+    return swizzled(tiles)
+
+
 class PackedReference(NamedTuple):
     """What split_pack.cu writes for one operand."""
 

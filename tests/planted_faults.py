@@ -129,9 +129,9 @@ PLANNING = (
     Fault(
         "a plan with workers left out is never better",
         "planning/choice.py",
-        "ranks = with_fewer(problem, cluster, options, all_work) or found",
-        "ranks = found",
-        "worker_subset golden",
+        "(with_fewer(problem, cluster, options, all_work) or found) | placed",
+        "found | placed",
+        "owners golden",
     ),
     Fault(
         "a slower plan wins where it was to give way",
@@ -173,7 +173,7 @@ PLANNING = (
         "planning/schedule.py",
         "if lies != self.completes(*divmod(at, columns))",
         "if lies < 0",
-        "addend",
+        "rechunk",
     ),
     Fault(
         "blocks of a symmetric product are computed above the diagonal, too",
@@ -364,10 +364,24 @@ GRAPH = (
         "conjugates",
     ),
     Fault(
+        "a block is copied by each of the tasks that take it",
+        "graph/taken_apart.py",
+        "(uses == 1 or change.views)",
+        "uses > 0",
+        "rearranged -k copied",
+    ),
+    Fault(
+        "a block that a worker needs for both sides is counted twice",
+        "planning/cost/counted_transfers.py",
+        "return bool(same) and len(blocks) == 1",
+        "return not same and len(blocks) == 1",
+        "traffic -k 28",
+    ),
+    Fault(
         "a Hermitian product is mirrored that a complex alpha makes another one",
         "products.py",
-        "alike and kept and step.trans_a",
-        "alike and step.trans_a",
+        "return kept and self._same",
+        "return self._same",
         "conjugates",
     ),
     Fault(
@@ -480,7 +494,7 @@ GRAPH = (
         "graph/scheduler/replicas.py",
         "if copies > 1 and not",
         "if copies > 99 and not",
-        "prefetch memory addend",
+        "prefetch memory rechunk",
     ),
     Fault(
         "Dask drops copies that a product waits for",
@@ -549,7 +563,18 @@ CONTRACTIONS = [
           "        _forget_what_opt_einsum_found()\n",
           "            self.originals.append((owner, name, original, wrapper))\n", "dispatch"),
 ]  # fmt: skip
-FAULTS = (*PLANNING, *MEMORY, *GRAPH, *INTEGERS, *CONTRACTIONS)
+WIDE_RANGE = [
+    Fault("a wide range: the second half of k forgets the first", "gpu/emulated/broad.py",
+          "d if i else addend", "addend", "tensor_cores -k wide_range"),
+    Fault("a wide range: its parts have the memory of FP16 parts", "gpu/emulated/gemm.py",
+          "tiles = max(tiles, broad.tile_bytes(source, scheme))", "pass",
+          "tensor_cores -k wide_range"),
+    Fault("a wide range: what its parts lose is taken for carried", "gpu/cuda/broad_pack.cu",
+          "lost |= !carried && given[e] != 0.0f;", "lost |= false;", "cuda_on_cpu -k broad"),
+    Fault("a wide range: two kernels compute one product", "gpu/cuda/common/refused.cuh",
+          "counts[4] != 0 && counts[5] == 0 ?", "counts[4] == 0 ?", "cuda_on_cpu -k add_partials"),
+]  # fmt: skip
+FAULTS = (*PLANNING, *MEMORY, *GRAPH, *INTEGERS, *CONTRACTIONS, *WIDE_RANGE)
 
 
 def run_tests(tree: Path, arguments: Iterable[str]) -> tuple[int, str]:

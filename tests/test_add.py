@@ -13,7 +13,7 @@ from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, OptionError, ShapeError
 from multimm.gpu import library_gemm
 from multimm.gpu.elementwise import reduce
-from multimm.gpu.elementwise.reduce import add_partials, config_for
+from multimm.gpu.elementwise.reduce import add_partials
 from multimm.gpu.runtime import launch
 from multimm.planning.tiling.grid import merges
 
@@ -63,25 +63,6 @@ def test_the_tree_is_that_of_the_plan(count):
     result = add_partials([gpu(part) for part in parts])
     assert same_bits(np.asarray(result), sums[0])
     assert len(Kernel.launches) == (1 if count <= 64 else -(-count // 64) + (count % 64 != 1))
-
-
-def test_contiguous_blocks_are_one_row():
-    add_partials([gpu(normal(i, 4, 6, 7)) for i in range(3)])
-    ((kernel, grid, _, args),) = Kernel.launches
-    assert args[0] == 4 * 6 * 7
-    assert grid == (1, 1, 1)
-    assert kernel.defines["VECTOR"] == 4
-    assert [type(value) for value in args[:4]] == [int, np.float32, np.float32, int]
-
-
-def test_rows_keep_their_leading_dimensions():
-    parts = [gpu(normal(i, 6, 10), extra=2 + 4 * i) for i in range(3)]
-    add_partials(parts, beta=1, c=gpu(normal(9, 6, 10), extra=6))
-    ((kernel, grid, _, args),) = Kernel.launches
-    table = np.frombuffer(args[4].tobytes(), np.uint64).reshape(-1, 3)[: args[3]]
-    assert table[:, 0].tolist() == [part.data.ptr for part in parts]
-    assert table[:, 1].tolist() == [12, 16, 20]
-    assert (grid[0], args[0], kernel.defines["VECTOR"]) == (6, 10, 2)  # the result's rows decide
 
 
 def test_what_is_multiplied_by_zero_is_never_handed_over():
@@ -172,13 +153,3 @@ def test_bad_input_is_refused_before_anything_runs():
         with pytest.raises(error, match=sentence):
             call()
     assert Kernel.launches == []
-
-
-def test_configurations_by_hand():
-    assert config_for(4, 2, 16).defines() == {
-        "ELEMENT_BYTES": 4, "CAPACITY": 2, "VECTOR": 4, "UNROLL": 1, "THREADS": 256,
-    }  # fmt: skip
-    assert config_for(8, 64, 16).span == 2 * 256
-    assert config_for(8, 3, 8).vector == 1
-    assert config_for(4, 3, 8).span == 2 * 256
-    assert config_for(4, 3, 4).span == 8 * 256

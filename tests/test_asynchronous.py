@@ -58,20 +58,6 @@ def test_an_asynchronous_client_is_told_what_to_await():
     np.testing.assert_array_equal(result, expected)
 
 
-def test_an_asynchronous_client_that_is_prepared_warns_of_nothing():
-    async def main():
-        async with in_a_loop() as (cluster, client):
-            await multimm.cluster.prepare(client)
-            first = cluster.scheduler.plugins[plugin.NAME]
-            await multimm.cluster.prepare(client)
-            assert cluster.scheduler.plugins[plugin.NAME] is first
-            x, a = matrix()
-            return x @ x, await client.compute(multimm.matmul(a, a))
-
-    expected, result = asyncio.run(main())  # warnings are errors
-    np.testing.assert_array_equal(result, expected)
-
-
 def test_synchronous_clients_are_prepared_and_closed_ones_are_not():
     with in_threads(1) as cluster, Client(cluster) as client:
         multimm.cluster.prepare(client)

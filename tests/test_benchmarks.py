@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import re
+import time
 
 import numpy as np
 import pytest
+from clusters import forked
+from toy_cupy import toy_cupy
 
 import multimm
+import multimm.gpu.elementwise.reduce
+import multimm.gpu.product
 from multimm.gpu.runtime.jit import compile_text
-from multimm_benchmarks import records
+from multimm.graph.lowering import symmetric
+from multimm.graph.tasks import multiply
+from multimm.graph.tasks.multiply import Step
+from multimm.planning.tiling.triangle import computed
+from multimm_benchmarks import kernels, matvec, python_comparison, records, rehearsal, sums
 from multimm_benchmarks.cases import Case, square
-from multimm_benchmarks.harness import Reference, WrongResultError, operands
+from multimm_benchmarks.harness import Bench, Reference, WrongResultError, operands
 from multimm_benchmarks.ladder import RUNGS
+from multimm_benchmarks.records import load
+from multimm_benchmarks.report import prediction
+from multimm_benchmarks.report.runs import Runs
 from multimm_benchmarks.timing import HostTimer, interleave
 
 pytestmark = pytest.mark.slow
@@ -121,15 +132,8 @@ def test_a_record_carries_every_key_and_survives_the_file(tmp_path, known_commit
     assert loaded["bytes_received"] is None
     with pytest.raises(FileExistsError):  # a record is never written over
         records.save([entry], header, "toy", tmp_path)
-
-
-def test_unknown_keys_and_other_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="records have no key"):
         records.record("c", "s", (1,), [1.0], speed=3)
-    path = tmp_path / "x.json"
-    path.write_text(json.dumps({"case": 1}))
-    with pytest.raises(ValueError, match="no run of the benchmarks"):
-        records.load(path)
 
 
 @pytest.mark.parametrize(
@@ -153,3 +157,123 @@ def test_all_kept_records_can_be_read():
         for entry in records.load(path):
             assert entry["commit"], path
             assert entry["seconds"] == [] or entry["median"] > 0, path
+
+
+# The suites at toy size, without a GPU --------------------------------------------------
+
+
+def test_the_python_comparison_runs_on_the_cpu():
+    bench = Bench(HostTimer(), rounds=2, target=0, sustained=0)
+    python_comparison.measure(bench, gpu=False, sizes=(4, 8), largest_loop=4)
+    systems = {(entry["case"], entry["system"]) for entry in bench.records}
+    assert {
+        ("python 4", "CPU, Python loop"),
+        ("python 4", "NumPy"),
+        ("python 8", "NumPy"),
+    } <= systems
+    assert ("python 8", "CPU, Python loop") not in systems
+
+
+def test_the_command_runs_what_a_machine_without_gpu_can(
+    tmp_path, monkeypatch, known_commit, capsys
+):
+    monkeypatch.setattr(kernels, "gpu_found", lambda: False)
+    assert kernels.main(["all", "--quick", "--output", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("python-*.json")
+    assert {entry["shape"][0] for entry in records.load(path)} == {32, 64}
+    with pytest.raises(SystemExit):
+        kernels.main(["ladder"])
+    assert "ladder needs CuPy and an NVIDIA GPU" in capsys.readouterr().err
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    for suite in (sums, matvec):
+        monkeypatch.setattr(suite, "copy", np.copyto)
+    with toy_cupy() as module:
+        yield module
+
+
+def test_sums_are_verified_and_counted(cupy, monkeypatch):
+    bench = Bench(HostTimer(), rounds=2, target=0)
+    sums.measure(bench, shapes=((5, 8), (3, 7)), counts=(2, 3))
+    assert [(e["case"], e["system"]) for e in bench.records[:4]] == [
+        ("add 2 of 5 x 8", "copy"), ("add 2 of 5 x 8", "multimm"), ("add 2 of 5 x 8", "cupy"),
+        ("add 3 of 5 x 8", "copy"),
+    ]  # fmt: skip
+    assert len(bench.records) == 2 * 2 * 3
+    entry = bench.records[-2]
+    assert entry["shape"] == [3, 3, 7]
+    assert entry["gbs"] == pytest.approx(4 * 3 * 7 * 4 / entry["median"] / 1e9, rel=1e-4)
+    monkeypatch.setattr(
+        multimm.gpu.elementwise.reduce, "add_partials", lambda parts: np.ones_like(parts[0])
+    )
+    with pytest.raises(WrongResultError, match="sum of 2 by multimm"):
+        sums.measure(bench, shapes=((5, 8),), counts=(2,))
+
+
+def test_a_failed_suite_is_kept_apart_and_only_where_the_caller_says(
+    tmp_path, monkeypatch, known_commit
+):
+    def measure(bench):
+        bench.records.append(records.record("c", "s", (1,), [1.0]))
+        raise WrongResultError("toy")
+
+    monkeypatch.setattr(kernels, "gpu_found", lambda: False)
+    monkeypatch.setattr(kernels, "suites", lambda quick, gpu: {"python": measure})
+    monkeypatch.setattr(records, "RESULTS", tmp_path / "kept")
+    assert kernels.main(["python", "--output", str(tmp_path / "looked at")]) == 1
+    (path,) = (tmp_path / "looked at").iterdir()
+    assert path.name.startswith("failed-python-")
+    assert Runs(tmp_path / "looked at").of("python") == []
+    assert kernels.main(["python"]) == 1
+    assert not (tmp_path / "kept").exists()
+
+
+# Rehearsals: block products that wait, and several workers on a GPU ---------------------
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """Block products wait as in a rehearsal, at 1 GFLOP/s; slept seconds are collected."""
+    slept = []
+    for module in (multiply, symmetric):
+        monkeypatch.setattr(module, "gemm", module.gemm)  # put back afterwards
+    monkeypatch.setattr(time, "sleep", slept.append)
+    rehearsal.wait_instead(1e9, 1e9)
+    return slept
+
+
+def test_of_a_block_on_the_diagonal_only_what_is_computed_is_waited_for(waiting):
+    a = np.ones((2048, 64), "f4")
+    step = Step("float32", "float32", trans_b=True)
+    assert symmetric.multiply_diagonal(a, step=step).shape == (2048, 2048)
+    assert sum(waiting) == pytest.approx(2 * 64 * computed(2048) / 1e9)
+    waiting.clear()
+    multiply.gemm(a, a, step=step, lower=True)
+    assert sum(waiting) == pytest.approx(2 * 64 * computed(2048) / 1e9)
+
+
+def test_a_rehearsal_on_cpu_workers_is_recorded(tmp_path, capsys):
+    words = ["--workers", "2", "--quick", "--repeats", "2", "--cases", "strong,tall"]
+    with forked():
+        assert rehearsal.main([*words, "--output", str(tmp_path)]) == 0
+    assert "x predicted" in capsys.readouterr().err
+    [path] = tmp_path.glob("rehearsal-*.json")
+    square, tall = load(path)
+    for record in (square, tall):
+        assert record["system"] == "multimm, kernels wait"
+        assert record["detail"]["workers"] == 2
+        assert record["detail"]["gpus"] == 0
+        assert len(record["seconds"]) == 2
+        workers, begin, end, kinds = zip(*record["detail"]["timeline"], strict=True)
+        assert set(workers) == {0, 1}
+        assert 0 < min(begin) < max(end) <= record["seconds"][-1]
+        assert "multiply" in kinds
+        assert record["tflops"] is None
+        assert record["componentwise_u"] is None
+    # Nothing is faster than the block products that it waits for: half of a Gram product's.
+    assert min(square["seconds"]) > 1024**3 * 2 / 2 / 30e9 / 2
+    table = prediction.rehearsed([square, tall])
+    assert table.count("\n") == 4
+    assert f"| {square['case']} | float32 | 2 | {square['detail']['tasks']} |" in table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -25,7 +26,7 @@ from distributed.comm import CommClosedError
 import multimm
 import multimm.cluster as mc
 from multimm.cli.options import Workers
-from multimm.cluster import options
+from multimm.cluster import imports_ahead, options
 from multimm.cluster.inspect import devices
 from multimm.cluster.inspect.cluster_spec import listed, spec_of
 from multimm.cluster.inspect.devices import Gpu
@@ -34,7 +35,7 @@ from multimm.cluster.plugins.transfer_counter import (
     received_bytes,
     reset_received_bytes,
 )
-from multimm.errors import ClusterError, OptionError
+from multimm.errors import ClusterError, KernelError, OptionError
 from multimm.graph.scheduler.install import install
 from multimm.planning.spec import H200, LOCAL_TCP, NVLINK
 
@@ -224,6 +225,84 @@ def test_gpu_workers_come_from_dask_cuda_with_a_shared_pool(two_gpus, monkeypatc
     assert asked["rmm_allocator_external_lib_list"] == "cupy"
     assert asked["memory_limit"] == GIB
     assert "all network interfaces, unencrypted" in caplog.text
+
+
+class Compiling:
+    """Stands for the processes that compile kernels, and notes what becomes of them."""
+
+    def __init__(self, seen, capability):
+        self.seen, self.capability = seen, capability
+        seen.append(("begun", capability))
+
+    def is_over(self):
+        return self.capability == 100
+
+    def wait(self):
+        self.seen.append(("waited", self.capability))
+        if self.capability == 100:
+            raise KernelError("no compiler")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.seen.append(("left", self.capability))
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_kernels_are_compiled_while_gpu_workers_start(monkeypatch, caplog, starts):
+    """Once for each kind of GPU; `start` waits for that behind the workers, and says so."""
+    seen, found = [], tuple(Gpu(str(i), "?", 80 * GIB, c) for i, c in enumerate((100, 90, 0, 90)))
+    monkeypatch.setattr(options, "visible_gpus", lambda: found)
+    monkeypatch.setattr(start_module, "find_spec", lambda name: True)
+    monkeypatch.setattr(start_module, "Compilation", lambda *asked: Compiling(seen, asked[0]))
+    monkeypatch.setattr(imports_ahead, "IN_CLIENT", ("colorsys",))
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+
+    def cluster(**kwargs):
+        seen.append("workers")
+        if not starts:
+            raise OSError
+        return LocalCluster(n_workers=1, dashboard_address=":0")
+
+    monkeypatch.setitem(sys.modules, "dask_cuda", ModuleType("dask_cuda"))
+    sys.modules["dask_cuda"].LocalCUDACluster = cluster
+    with nullcontext() if starts else pytest.raises(ClusterError):
+        mc.start(protocol="tcp", memory_limit=GIB).close()
+    waited = [("waited", 90), ("waited", 100)] if starts else []
+    left = [("left", 100), ("left", 90)]
+    assert seen == [("begun", 90), ("begun", 100), "workers", *waited, *left]
+    assert ("compute capability 90 are still being compiled" in caplog.text) == starts
+    assert "capability 100" not in caplog.text
+    assert ("not compiled beforehand: no compiler" in caplog.text) == starts
+    assert "colorsys" in sys.modules
+    assert imports_ahead.THREAD not in {thread.name for thread in threading.enumerate()}
+
+
+def test_preloads_of_gpu_workers_begin_imports_and_leave_workers_alone():
+    """Those of this process, where what is to be imported may be there already."""
+    preloads = start_module.on_gpus(options.check(workers=1))["preload"]
+    assert imports_ahead.PRELOAD in preloads
+    with (
+        dask.config.set({"distributed.worker.preload": preloads}),
+        mc.start(workers=1, memory_limit=GIB) as client,
+    ):
+        assert client.submit(lambda: 42).result() == 42
+
+        def all_are_there():
+            lists = client.run(lambda: [name in sys.modules for name in imports_ahead.IN_WORKERS])
+            return all(map(any, lists.values()))
+
+        soon(all_are_there)
+        assert all(client.run(gc.isenabled).values())
+
+
+def test_what_cannot_be_imported_ahead_is_left_out(caplog):
+    caplog.set_level("INFO", imports_ahead.__name__)
+    sys.modules.pop("colorsys", None)
+    imports_ahead.begin(("no_such_module", "colorsys"), driver=True).join()
+    assert "no_such_module was not imported ahead: ModuleNotFoundError" in caplog.text
+    assert "colorsys" in sys.modules
 
 
 @pytest.mark.parametrize(
@@ -485,13 +564,20 @@ def test_a_gpu_that_is_not_there_ends_the_list(monkeypatch):
         def nvmlDeviceGetName(self, handle):
             return f"GPU {handle}"
 
+        def nvmlDeviceGetCudaComputeCapability(self, handle):
+            return 9, 0
+
     monkeypatch.setattr(devices, "nvml", lambda: nullcontext(Nvml()))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,GPU-of-yesterday,0")
-    assert [gpu.ident for gpu in devices.visible_gpus()] == ["1"]
+    assert devices.visible_gpus() == (Gpu("1", "GPU 1", GIB, 90),)
 
 
-def test_a_worker_comes_back_however_long_that_takes():
-    """Dask stops the nanny where a lost worker is not there again after a certain time."""
+def test_a_worker_comes_back_however_long_that_takes_and_leaves_nothing_in_the_environment():
+    """Dask stops the nanny where a lost worker is not there again after a certain time.
+
+    The nanny writes the threads of its BLAS there; later clusters would take these.
+    """
+    before = {name: os.environ.get(name) for name in start_module.BLAS_VARIABLES}
     with (
         dask.config.set({"distributed.deploy.lost-worker-timeout": "10ms"}),
         mc.start(workers=1, memory_limit=GIB) as client,
@@ -500,13 +586,4 @@ def test_a_worker_comes_back_however_long_that_takes():
         os.kill(pid, signal.SIGKILL)
         soon(lambda: (now := listed(client)) and lost not in now)
         assert client.submit(lambda: 42).result(timeout=60) == 42
-
-
-def test_a_worker_that_was_started_again_leaves_nothing_in_the_environment():
-    """Its nanny writes the threads of its BLAS there; later clusters would take these."""
-    before = {name: os.environ.get(name) for name in start_module.BLAS_VARIABLES}
-    with mc.start(workers=1, memory_limit=GIB) as client:
-        ((name, pid),) = client.run(os.getpid).items()
-        os.kill(pid, signal.SIGKILL)
-        soon(lambda: (now := listed(client)) and name not in now)
     assert {name: os.environ.get(name) for name in start_module.BLAS_VARIABLES} == before

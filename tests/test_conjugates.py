@@ -177,14 +177,6 @@ def test_a_hermitian_product_times_i_is_not_hermitian():
     np.testing.assert_array_equal(computed(half), 2 * (x @ x.conj().T))
 
 
-def test_the_conjugate_of_a_real_array_is_that_array():
-    a = da.from_array(gaussian((40, 20)).real, chunks=20)
-    product = multimm.matmul(a, a.T.conj(), blocks=20)
-    assert len(halves(product)[0]) == 2
-    x = computed(a)
-    np.testing.assert_array_equal(computed(product), x @ x.T)
-
-
 @pytest.mark.parametrize("odd", [np.nan, np.inf])
 def test_a_diagonal_that_is_no_number_stays_none(odd):
     x = gaussian((12, 9))
@@ -203,15 +195,6 @@ def test_verify_and_plan_take_conjugates():
     cluster = ClusterSpec.homogeneous(DeviceSpec("cpu", "cpu", 10**9, 50.0, 20.0), 4, LOCAL_TCP)
     assert multimm.plan(a.conj().T, a, cluster=cluster).layout.problem.symmetric
     assert not multimm.plan(a.conj().T, b, cluster=cluster).layout.problem.symmetric
-
-
-def test_inside_accelerate():
-    a = da.from_array(gaussian((40, 20)), chunks=10)
-    with multimm.accelerate():
-        product = a.conj().T @ a
-    x = computed(a)
-    np.testing.assert_array_equal(computed(product), x.conj().T @ x)
-    assert product.chunks == (a.conj().T @ a).chunks
 
 
 @pytest.mark.parametrize("tall", [False, True])

@@ -103,21 +103,3 @@ def test_what_uses_a_block_comes_right_behind_it(started):
             between = [b for b in blocks if priority[block] < priority[b] < priority[key]]
             assert priority[key] >= priority[block]
             assert not between
-
-
-@pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("reduced", ["sum", "rows", "argtopk", "slice"])
-def test_reductions_of_products_are_right_on_workers(cluster, reduced, symmetric):
-    (x, a), (y, b) = integers(6), integers(7)
-    if symmetric:
-        y, b = x.T, a.T
-    c, exact = multimm.matmul(a, b), x @ y
-    calls = {
-        "sum": lambda c: c.sum(),
-        "rows": lambda c: c.max(axis=1),
-        "argtopk": lambda c: (
-            da.topk(c, 3, axis=1) if isinstance(c, da.Array) else -np.sort(-c)[:, :3]
-        ),
-        "slice": lambda c: c[3:20, -5:],
-    }
-    np.testing.assert_array_equal(calls[reduced](c).compute(), calls[reduced](exact))

@@ -9,7 +9,7 @@ import pytest
 import sparse
 from clusters import in_threads
 from distributed import Client
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import multimm
@@ -84,7 +84,7 @@ def sums(draw, labels="abcde", most=3):
 
 @settings(max_examples=120, deadline=None)
 @given(st.data())
-def test_einsum_is_numpys_in_dasks_chunks(workers, data):
+def test_einsum_is_numpys_in_the_operands_chunks(workers, data):
     subscripts, shapes = data.draw(sums())
     dtypes = [data.draw(st.sampled_from(DTYPES)) for _ in shapes]
     arrays = [
@@ -108,7 +108,8 @@ def test_einsum_is_numpys_in_dasks_chunks(workers, data):
     if any(term.count(x) > 1 for term in terms for x in term if x.isalpha()):
         return  # of a diagonal it takes those of one axis, and is right where both have the same
     try:
-        theirs = da.einsum(subscripts, *operands)
+        with dask.config.set({"array.chunk-size-tolerance": 1e9}):  # it cuts nothing
+            theirs = da.einsum(subscripts, *operands)
     except ValueError:  # it knows less of axes of length 1
         return
     if theirs.shape == found.shape:
@@ -122,6 +123,8 @@ def test_einsum_is_numpys_in_dasks_chunks(workers, data):
     ),
     st.lists(st.lists(st.integers(1, 2), max_size=3), max_size=2),
 )
+@example(".. .", [[]])
+@example(" i  ... -> ... i", [[2, 3]])
 def test_what_numpy_refuses_is_refused_and_nothing_else(subscripts, shapes):
     arrays = [numbers(tuple(shape), "int64") for shape in shapes]
     try:
@@ -245,16 +248,6 @@ def test_vecdot_along_an_axis(axis):
             multimm.vecdot(da.from_array(x), x, axis=axis)
     else:
         np.testing.assert_array_equal(multimm.vecdot(da.from_array(x), x, axis=axis), expected)
-
-
-@pytest.mark.parametrize("subscripts", ["ijk,jkl->il", "ijk,lkj->il", "jik,klj->li"])
-def test_axes_that_are_summed_over_may_come_in_other_chunks(subscripts):
-    sizes = {"i": 4, "j": 6, "k": 8, "l": 5}
-    terms = subscripts.partition("->")[0].split(",")
-    x, y = (numbers([sizes[label] for label in own], "float64", n) for n, own in enumerate(terms))
-    a, b = da.from_array(x, chunks=(2, 4, 3)), da.from_array(y, chunks=(3, 5, 2))
-    expected = np.einsum(subscripts, x, y)
-    np.testing.assert_array_equal(multimm.einsum(subscripts, a, b).compute(), expected)
 
 
 PATHS = (True, False, None, "greedy", "optimal", "auto", ("greedy", 10**6), [(0, 1), (0, 1)],

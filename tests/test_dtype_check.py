@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import dask
 import dask.array as da
 import ml_dtypes
 import numpy as np
 import pytest
 
-import multimm
 from multimm.errors import ArrayTypeError, DTypeError
 from multimm.failures import told
 from multimm.graph.array import build
@@ -189,22 +187,3 @@ def test_what_is_as_declared_is_no_copy():
     assert as_declared(block, block.dtype) is block
     assert as_declared(block, None) is block
     assert as_declared(None, None) is None
-
-
-@pytest.mark.parametrize("call", ["matmul", "gemm"])
-def test_arrays_from_delayed(call):
-    """As a user would come by it."""
-    x = np.ones((20, 20))
-
-    def array(value):
-        return da.from_delayed(dask.delayed(value), shape=x.shape, dtype="float32")
-
-    wide, none, right = array(x), array(None), array(x.astype("float32"))
-    kinds = (wide, DTypeError, "float64"), (none, ArrayTypeError, "None")
-    for wrong, error, said in kinds:
-        for place in range(2 + (call == "gemm")):
-            a, b, *c = (wrong if at == place else right for at in range(2 + (call == "gemm")))
-            lazy = multimm.gemm(1, a, b, 1, *c) if c else multimm.matmul(a, b)
-            with pytest.raises(error, match=f"a block of an operand is {said}"):
-                lazy.compute(scheduler="sync")
-    assert (multimm.gemm(1, right, right, 1, right).compute() == 21).all()

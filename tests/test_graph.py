@@ -11,7 +11,7 @@ from dask.callbacks import Callback
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from labels import tasks_of
-from paper import cpus
+from paper import cpus, gpus
 from small import integers
 
 from multimm.graph.array import build
@@ -177,3 +177,30 @@ def test_bits_do_not_depend_on_the_number_of_workers():
         results.append(product_of(a, b, plan).compute(scheduler="threads"))
     for other in results[1:]:
         np.testing.assert_array_equal(results[0], other)
+
+
+def test_each_block_is_packed_once_and_at_owner():
+    a, b = (
+        da.ones((2048, 512), chunks=(1024, 256), dtype="f4"),
+        da.ones((512, 3072), chunks=(256, 1024), dtype="f4"),
+    )
+    specs = (MatrixSpec(x.shape) for x in (a, b))
+    options = Options(blocks=1024, slabs=256)
+    plan = plan_matmul(Problem(*specs, pack="float32"), gpus(2), options=options)
+    assert plan.layout.operands.packed
+    c = product_of(a, b, plan)
+    made = block_tasks(c)
+    packs = tasks_of(c, Kind.PACK)
+    assert len(packs) == 2 * 2 + 3 * 2
+    assert len(made) == plan.tasks == 2 * 3 * 2 + len(packs)
+    for task in packs.values():
+        ((source, owner),) = task.place.blocks
+        assert task.dependencies == {source}
+        assert task.place.owner == owner
+    for key, task in made.items():
+        if key not in packs:
+            used = {key for key, _ in task.place.blocks}
+            assert used <= set(packs)
+            assert used <= task.dependencies
+    # On a worker without a GPU, packing hands the block on.
+    np.testing.assert_array_equal(c.compute(scheduler="sync"), np.full((2048, 3072), 512.0))

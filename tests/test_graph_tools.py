@@ -96,8 +96,15 @@ def scheduler(request):
             yield request.param
 
 
-@kinds
-@pytest.mark.parametrize("how", KINDS_OF_COPY)
+#: Every kind in every way, in this process and on workers by turns.
+COPIES = [
+    (kind, how, ("threads", "distributed")[(i + j) % 2])
+    for i, kind in enumerate(KINDS)
+    for j, how in enumerate(KINDS_OF_COPY)
+]
+
+
+@pytest.mark.parametrize(("kind", "how", "scheduler"), COPIES, indirect=["scheduler"])
 def test_copies_compute_what_the_original_does(kind, how, scheduler, tmp_path):
     make, right = KINDS[kind]
     original = make(tmp_path)

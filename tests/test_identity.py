@@ -150,7 +150,8 @@ def test_a_file_that_is_opened_again_is_another_array(what):
     make, path, change = CHANGES[what]
     make()
     first = io.open_array(path)
-    assert io.open_array(path).name == first.name
+    assert io.open_array(path).name == io.open_array(os.path.abspath(path)).name == first.name
+    assert io.open_array(path, chunks=2).name != first.name
     change()
     assert io.open_array(path).name != first.name
 

@@ -8,7 +8,7 @@ import dask.array as da
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from paper import gpus
+from paper import cpus, gpus
 
 from multimm.graph.array import build
 from multimm.graph.tasks.multiply import Step
@@ -29,6 +29,19 @@ def test_who_owns_nothing_of_k_has_no_part():
     assert parts_in_place(Problem(a.T, a), gpus(3)) == {}
     found = parts_in_place(Problem(full.T, full), gpus(3))
     assert {layout.parts for layout in found} == {3}
+
+
+def test_a_range_of_k_is_summed_by_who_has_most_of_it():
+    """Neither A nor B has its ranges on one worker each."""
+    lies = (0, 1, 0, 1, 0, 1, 1, 0), (1, 1, 0, 0, 0, 1, 0, 1)  # two rows, and two columns, of four
+    chunks = ((88, 88), (14640,) * 4)
+    a, b = (MatrixSpec((176, 58560), chunks=chunks, owners=x) for x in lies)
+    problem = Problem(a, b.T, chunks=((88, 88), (88, 88)))
+    found = parts_in_place(problem, cpus(2))
+    assert {layout.k_parts for layout in found} == {(0, 1, 0, 1)}
+    moved = min(rank.moved for rank in found.values())
+    assert moved == 4 * 88 * 14640 * 4 + 176 * 176 * 4  # of 16 blocks; and sums
+    assert plan_matmul(problem, cpus(2)).bytes_moved <= moved
 
 
 # ------------------------------------------------------------------ the graph

@@ -74,13 +74,33 @@ def sent():
             done.set()
 
 
-def test_as_many_bytes_as_the_limit_leave_at_a_time(sent):
-    blocks = [sent.send(10, 30) for _ in range(5)]
-    assert (sent.inside, sent.queue) == ([10] * 3, [10] * 2)
-    for left, let_go in zip((1, 0, 0, 0, 0), blocks, strict=True):
+#: Blocks by bytes and limit; who is inside and who waits; and so after each that is let go.
+TURNS = {
+    "as many bytes as the limit leave at a time": (
+        [(10, 30)] * 5, ([10] * 3, [10] * 2),
+        [([10] * 3, [10]), ([10] * 3, []), ([10] * 2, []), ([10], [])],
+    ),
+    "nobody is overtaken by one that would fit": (
+        [(6, 10), (7, 10), (1, 10)], ([6], [7, 1]), [([7, 1], []), ([1], [])],
+    ),
+    # A product whose own limit is larger does not enter above it.
+    "the smallest limit inside holds for all": (
+        [(10, 20), (9, 100), (8, 100)], ([10, 9], [8]), [([9, 8], []), ([8], [])],
+    ),
+    "a block beyond its limit leaves alone": (
+        [(1, 100), (50, 20), (1, 100)], ([1], [50, 1]), [([50], [1]), ([1], [])],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_blocks_leave_in_turn_and_within_their_limits(sent, name):
+    given, at_first, later = TURNS[name]
+    blocks = [sent.send(*block) for block in given]
+    assert (sent.inside, sent.queue) == at_first
+    for expected, let_go in zip([*later, ([], [])], blocks, strict=True):
         let_go()
-        assert sent.queue == [10] * left
-    assert not sent.inside
+        assert (sent.inside, sent.queue) == expected
 
 
 def test_a_small_product_has_its_turn_among_blocks_of_a_large_one(sent):
@@ -91,44 +111,10 @@ def test_a_small_product_has_its_turn_among_blocks_of_a_large_one(sent):
     first()
     fourth = sent.send(53, 100)  # its thread comes back at once
     assert (sent.inside, sent.queue) == ([51], [10, 52, 53])
-    second()
-    assert (sent.inside, sent.queue) == ([10], [52, 53])
-    small()
-    assert (sent.inside, sent.queue) == ([52], [53])
-    third()
-    fourth()
-
-
-def test_nobody_is_overtaken_by_one_that_would_fit(sent):
-    first = sent.send(6, 10)
-    large, small = sent.send(7, 10), sent.send(1, 10)
-    assert (sent.inside, sent.queue) == ([6], [7, 1])
-    first()
-    assert (sent.inside, sent.queue) == ([7, 1], [])
-    large()
-    small()
-
-
-def test_the_smallest_limit_inside_holds_for_all(sent):
-    """A product whose own limit is larger does not enter above it."""
-    first = sent.send(10, 20)
-    within, beyond = sent.send(9, 100), sent.send(8, 100)
-    assert (sent.inside, sent.queue) == ([10, 9], [8])
-    first()  # and with it the limit
-    assert (sent.inside, sent.queue) == ([9, 8], [])
-    within()
-    beyond()
-
-
-def test_a_block_beyond_its_limit_leaves_alone(sent):
-    first = sent.send(1, 100)
-    large, last = sent.send(50, 20), sent.send(1, 100)
-    assert (sent.inside, sent.queue) == ([1], [50, 1])
-    first()
-    assert (sent.inside, sent.queue) == ([50], [1])
-    large()
-    assert sent.inside == [1]
-    last()
+    for let_go, queue in ((second, [52, 53]), (small, [53]), (third, []), (fourth, [])):
+        let_go()
+        assert sent.queue == queue
+    assert not sent.inside
 
 
 def test_an_error_on_the_way_gives_back_what_was_held(sent):

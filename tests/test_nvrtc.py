@@ -1,19 +1,23 @@
 """Every kernel is compiled for every family of chips, with no GPU; registers and spills are read
 from the compiler's report. A missing compiler fails: pip install nvidia-cuda-nvrtc cuda-bindings.
+
+Kernels of packed operands, and that subnormal numbers are kept: test_compile; of skinny products:
+test_registry.
 """
 
 from __future__ import annotations
 
 import functools
-import re
 
 import pytest
-from cuda.bindings import nvrtc
 
+from multimm.errors import KernelError
 from multimm.gpu.elementwise import batched_copy, complex_parts
 from multimm.gpu.elementwise.reduce import CAPACITIES, AddConfig
 from multimm.gpu.elementwise.transpose import TransposeConfig
-from multimm.gpu.runtime.jit import OPTIONS
+from multimm.gpu.emulated import broad
+from multimm.gpu.runtime import nvrtc
+from multimm.gpu.runtime.jit import compile_text
 from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.simt.configs import REGISTRY
 
@@ -23,46 +27,11 @@ pytestmark = pytest.mark.slow
 SPILLED_BYTES = 96
 
 
-def checked(answer):
-    status, *values = answer
-    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, status
-    return values[0] if values else None
-
-
 @functools.cache
 def architectures() -> tuple[int, ...]:
-    supported = checked(nvrtc.nvrtcGetSupportedArchs())
+    supported = nvrtc.find().architectures()
     oldest = [75] if 75 in supported else []
     return (*oldest, 80, 90, max(supported))
-
-
-def compile_text(text: str, target: str, *options: str) -> tuple[str, bytes]:
-    """Return the compiler's report and the PTX or cubin; what it refuses fails with its words."""
-    program = checked(nvrtc.nvrtcCreateProgram(text.encode(), b"kernel.cu", 0, [], []))
-    arguments = [f"--gpu-architecture={target}", "--std=c++17", *options]
-    encoded = [argument.encode() for argument in arguments]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
-    report = bytearray(checked(nvrtc.nvrtcGetProgramLogSize(program)))
-    checked(nvrtc.nvrtcGetProgramLog(program, report))
-    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, report.decode()
-    if target.startswith("sm_"):
-        binary = bytearray(checked(nvrtc.nvrtcGetCUBINSize(program)))
-        checked(nvrtc.nvrtcGetCUBIN(program, binary))
-    else:
-        binary = bytearray(checked(nvrtc.nvrtcGetPTXSize(program)))
-        checked(nvrtc.nvrtcGetPTX(program, binary))
-    checked(nvrtc.nvrtcDestroyProgram(program))
-    return report.decode(), bytes(binary)
-
-
-def usage(report: str) -> dict[str, int]:
-    """Registers, spilled bytes and shared bytes of the one kernel in a report."""
-    patterns = {"registers": r"Used (\d+) registers", "spilled": r"(\d+) bytes spill stores",
-                "shared": r"(\d+) bytes smem"}  # fmt: skip
-    found = {what: re.findall(pattern, report) for what, pattern in patterns.items()}
-    found["shared"] = found["shared"] or ["0"]  # not mentioned where there is none
-    assert all(len(values) == 1 for values in found.values()), report
-    return {what: int(values[0]) for what, values in found.items()}
 
 
 #: Which operands are stored transposed, and which are copied 16 bytes at a time.
@@ -86,89 +55,59 @@ CASES = [
     ("entry", "arch", "path"), CASES, ids=lambda value: getattr(value, "name", str(value))
 )
 def test_gemm_fits_its_registers(entry, arch, path):
-    if arch not in checked(nvrtc.nvrtcGetSupportedArchs()):
+    if arch not in nvrtc.find().architectures():
         assert arch == 75  # a compiler after CUDA 13 may have dropped it
         return
     text = kernel_text("sgemm_ffma.cu", {**entry.config.defines(), **path})
-    report, cubin = compile_text(text, f"sm_{arch}", "--ptxas-options=-v")
-    assert cubin[:4] == b"\x7fELF"
-    used = usage(report)
-    assert used["registers"] <= entry.config.registers_per_thread
-    assert used["spilled"] <= SPILLED_BYTES
+    made = compile_text(text, f"sm_{arch}")
+    assert made.binary[:4] == b"\x7fELF"
+    (used,) = made.usage.values()
+    assert used.registers <= entry.config.registers_per_thread
+    assert used.spilled <= SPILLED_BYTES
 
 
-@pytest.mark.parametrize("words", [(1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (4, 3)], ids=str)
-def test_transpose_compiles(words):
-    config = TransposeConfig(*words)
+#: Kernels without a loop over k: file, parameters, and how many entries it has. None has a frame:
+#: pieces of copies are found where the launch keeps them.
+VECTORS = [
+    *(("transpose.cu", TransposeConfig(*words).defines(), 1)
+      for words in ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (4, 3))),
+    ("transpose.cu", TransposeConfig(4, vector=4, slots=16).defines(), 1),
+    ("transpose_skewed.cu",
+     TransposeConfig(4, vector=4, slots=16, threads=128, skew=8).defines(), 1),
+    *(("add_partials.cu", AddConfig(4, capacity, 4).defines(), 1) for capacity in CAPACITIES),
+    ("add_partials.cu", AddConfig(8, 2, 2).defines(), 1),
+    ("copy_pieces.cu", dict(batched_copy.DEFINES), 1),
+    ("complex_parts.cu", dict(complex_parts.DEFINES), 3),
+    ("complex_mirror.cu", dict(complex_parts.MIRROR_DEFINES), 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "defines", "entries"), VECTORS, ids=str)
+def test_vector_kernels_compile_without_spills(file, defines, entries):
     for arch in architectures():
-        text = kernel_text("transpose.cu", config.defines())
-        report, _ = compile_text(text, f"sm_{arch}", "--ptxas-options=-v")
-        used = usage(report)
-        assert used["spilled"] == 0
-        assert used["shared"] <= 49_152
+        made = compile_text(kernel_text(file, defines), f"sm_{arch}")
+        assert len(made.usage) == entries
+        assert all(used.spilled == 0 and used.shared <= 49_152 for used in made.usage.values())
+        assert made.log.count("0 bytes stack frame") == entries
+
+
+@pytest.mark.parametrize("precision", broad.BROAD_PARTS)
+def test_blocks_that_pack_a_wide_range_run_at_one_time_without_spills(precision):
+    text = kernel_text("broad_pack.cu", dict(broad.pack_defines(precision)))
+    (used,) = compile_text(text, "sm_90").usage.values()
+    assert used.registers * broad.BLOCKS * 256 <= 2**16
+    assert used.spilled == 0
 
 
 @pytest.mark.parametrize(
-    ("kernel", "config"),
+    ("file", "defines", "said"),
     [
-        ("transpose.cu", TransposeConfig(4, vector=4, slots=16)),
-        ("transpose_skewed.cu", TransposeConfig(4, vector=4, slots=16, threads=128, skew=8)),
-        *(("add_partials.cu", AddConfig(4, capacity, 4)) for capacity in CAPACITIES),
-        ("add_partials.cu", AddConfig(8, 2, 2)),
+        ("sgemm_ffma.cu", {**REGISTRY[0].config.defines(), "TRANS_A": 0}, "must be defined"),
+        ("transpose.cu", {"WORDS": 1}, "must be defined"),
+        ("sgemm_ffma.cu", {**REGISTRY[-1].config.defines(), **PATHS[0], "BLOCK_K": 12},
+         r"sgemm_ffma\.cu\(\d+\).*whole sectors"),
     ],
-    ids=str,
-)
-def test_vector_kernels_compile_without_spills(kernel, config):
-    for arch in architectures():
-        text = kernel_text(kernel, config.defines())
-        report, _ = compile_text(text, f"sm_{arch}", "--ptxas-options=-v")
-        assert usage(report)["spilled"] == 0
-
-
-def test_pieces_are_found_where_the_launch_keeps_them():
-    """Without a copy of the table in each thread's own memory."""
-    for arch in architectures():
-        text = kernel_text("copy_pieces.cu", dict(batched_copy.DEFINES))
-        report, _ = compile_text(text, f"sm_{arch}", "--ptxas-options=-v")
-        assert usage(report)["spilled"] == 0
-        assert "0 bytes stack frame" in report
-
-
-@pytest.mark.parametrize(
-    ("kernel", "defines", "entries"),
-    [
-        ("complex_parts.cu", complex_parts.DEFINES, 3),
-        ("complex_mirror.cu", complex_parts.MIRROR_DEFINES, 1),
-    ],
-)
-def test_what_writes_complex_numbers_as_real_ones_compiles_without_spills(kernel, defines, entries):
-    for arch in architectures():
-        text = kernel_text(kernel, dict(defines))
-        report, _ = compile_text(text, f"sm_{arch}", "--ptxas-options=-v")
-        assert report.count("Function properties") == entries
-        assert report.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill") == entries
-
-
-def test_subnormals_are_kept():
-    """With the options that kernels are compiled with; -ftz=true would change the products."""
-    text = kernel_text("sgemm_ffma.cu", {**REGISTRY[-1].config.defines(), **PATHS[0]})
-    _, kept = compile_text(text, "compute_90", *(o for o in OPTIONS if not o.startswith("--std")))
-    assert b"fma.rn.f32" in kept
-    assert b".ftz" not in kept
-    _, flushed = compile_text(text, "compute_90", "--ftz=true")
-    assert b"mul.rn.ftz.f32" in flushed
-
-
-def test_a_missing_define_is_an_error():
-    for name, defines in (
-        ("sgemm_ffma.cu", {**REGISTRY[0].config.defines(), "TRANS_A": 0}),
-        ("transpose.cu", {"WORDS": 1}),
-    ):
-        with pytest.raises(AssertionError, match="must be defined"):
-            compile_text(kernel_text(name, defines), "sm_90")
-
-
-def test_rules_hold_in_the_kernel_too():
-    defines = {**REGISTRY[-1].config.defines(), **PATHS[0], "BLOCK_K": 12}
-    with pytest.raises(AssertionError, match=r"sgemm_ffma\.cu\(\d+\).*whole sectors"):
-        compile_text(kernel_text("sgemm_ffma.cu", defines), "sm_90")
+)  # fmt: skip
+def test_rules_hold_in_the_kernel_too(file, defines, said):
+    with pytest.raises(KernelError, match=said):
+        compile_text(kernel_text(file, defines), "sm_90")

@@ -1,42 +1,55 @@
-"""Operands that lie on workers, or will, are used where they lie."""
+"""Operands that lie on workers, or will, are used where they lie, and by workers in their order."""
 
 from __future__ import annotations
+
+import itertools
+import warnings
+from dataclasses import replace
 
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import in_threads
-from distributed import Client, wait
+from clusters import counting_client, in_threads, received, scattered
+from distributed import Client, Event, wait
 from paper import cpus
+from small import integers
 
 import multimm
+from multimm.cluster.inspect import cluster_spec
+from multimm.cluster.inspect.cluster_spec import listed
+from multimm.cluster.plugins.transfer_counter import received_bytes
 from multimm.errors import ShapeError
+from multimm.graph.array import build
 from multimm.graph.data_location import owners_of
-from multimm.planning.spec import MatrixSpec
+from multimm.graph.scheduler.install import install
+from multimm.graph.tasks.multiply import Step
+from multimm.planning.candidates.rank_map import renumbered
+from multimm.planning.choice import plan_matmul
+from multimm.planning.options import Options
+from multimm.planning.plan import MatmulPlan
+from multimm.planning.problem import Problem
+from multimm.planning.spec import H200, INFINIBAND, NVLINK, ClusterSpec, Link, MatrixSpec
+from multimm.planning.tiling.blocking import lay_out
+from multimm.planning.tiling.grid import Grid
 
 SIZE, BLOCK = 96, 24
 FIXED = {"blocks": BLOCK, "slabs": BLOCK}
 LIE = "used where"  # it lies, or they lie: what a plan says of such operands
 
+client = counting_client(4)
+
 
 def matrix(seed):
-    x = np.random.default_rng(seed).integers(-4, 5, (SIZE, SIZE)).astype("float32")
+    x = integers((SIZE, SIZE), seed)
     return x, da.from_array(x, chunks=BLOCK, name=f"owned-{seed}", inline_array=True)
-
-
-@pytest.fixture(scope="module")
-def client():
-    with in_threads() as cluster, Client(cluster) as client:
-        yield client
 
 
 def held(client, array):
     """The one worker of each block, by its place among the workers' addresses."""
-    ranks = sorted(client.cluster.scheduler.workers)
+    ranks = sorted(listed(client))
     where = {str(key): at for key, at in client.who_has(array).items()}
-    return tuple(
-        ranks.index(min(where[str((array.name, *index))])) for index in np.ndindex(array.numblocks)
-    )
+    lie = (where[str((array.name, *index))] for index in np.ndindex(array.numblocks))
+    return tuple(ranks.index(at) for (at,) in lie)
 
 
 @pytest.mark.parametrize("p_k", [1, 2])
@@ -69,23 +82,15 @@ def test_a_lazy_product_knows_where_its_blocks_will_be(client, p_k, symmetric):
 def test_what_is_computed_block_by_block_has_the_same_owners(client, follow, known):
     c = multimm.matmul(matrix(1)[1], matrix(2)[1], **FIXED)
     assert owners_of(follow(c), 4) == (owners_of(c, 4) if known else ())
-
-
-def test_owners_of_another_number_of_workers_are_not_used(client):
-    c = multimm.matmul(matrix(1)[1], matrix(2)[1], **FIXED)
-    assert owners_of(c, 4)
-    assert not owners_of(c, 3)
+    assert not owners_of(c, 3)  # of another number of workers
 
 
 def test_operands_that_are_still_being_made_lie_nowhere(client):
-    from distributed import Event
-
-    _, a = matrix(11)
-
     def hold(block):
         Event("multimm-owners").wait()
         return block
 
+    _, a = matrix(11)
     a = a.map_blocks(hold, dtype="f4", meta=a._meta).persist()
     assert LIE not in str(multimm.plan(a, a, **FIXED))
     Event("multimm-owners", client=client).set()
@@ -119,9 +124,6 @@ def test_the_scheduler_is_asked_once(client, monkeypatch):
     assert questions == []
 
 
-# Plans on paper --------------------------------------------------------------------------
-
-
 def owned(owners, chunks):
     return MatrixSpec(tuple(map(sum, chunks)), chunks=chunks, owners=owners)
 
@@ -136,3 +138,165 @@ def test_owners_are_transposed_with_their_blocks():
 def test_there_is_one_owner_for_each_block(owners):
     with pytest.raises(ShapeError, match="one for each block"):
         owned(owners, ((2, 3), (5,)))
+
+
+# Workers are numbered as operands lie on them -------------------------------------------
+
+
+def gpus(workers, per_node=0, **more):
+    return ClusterSpec((H200,) * workers, NVLINK, per_node=per_node, between=INFINIBAND, **more)
+
+
+def with_addresses(workers):
+    return gpus(workers, addresses=tuple(f"ucxx://host:{rank}" for rank in range(workers)))
+
+
+def in_rows(owners, shape):
+    """A matrix in blocks of rows, each on a worker."""
+    rows = shape[0] // len(owners)
+    return MatrixSpec(shape, chunks=((rows,) * len(owners), shape[1:]), owners=tuple(owners))
+
+
+def test_c_is_numbered_with_the_others():
+    """It lies with the same workers, and travels no further than they do."""
+    a = c = in_rows((1,) * 4, (16384, 16384))
+    problem, anew = renumbered(Problem(a, a, c=c), with_addresses(2))
+    assert anew.numbers == (1, 0)
+    assert problem.c.owners == (0,) * 4
+    plan = plan_matmul(Problem(a, a, c=c, pack="tf32"), with_addresses(2))
+    assert plan.cluster.numbers[0] == 1
+    assert plan.grid.workers == 1
+    assert plan.bytes_received == plan.bytes_recut == plan.bytes_added == 0
+
+
+def test_workers_keep_their_devices():
+    """Data on the fast one of two is multiplied there."""
+    slow = replace(H200, name="slow", gflops=H200.gflops / 2, memory_bytes=H200.memory_bytes // 2)
+    cluster = replace(with_addresses(2), devices=(slow, H200))
+    square = MatrixSpec((16384,) * 2, chunks=((4096,) * 4,) * 2, owners=(1,) * 16)
+    plan = plan_matmul(Problem(square, square, pack="tf32"), cluster)
+    assert plan.grid.workers == 1
+    assert plan.cluster.devices == (H200, slow)
+    assert plan.cluster.addresses == ("ucxx://host:1", "ucxx://host:0")
+
+
+def test_the_order_of_k_does_not_depend_on_numbers():
+    """So neither do the bits."""
+    found = set()
+    for names in itertools.permutations(range(3)):
+        a = in_rows([names[at] for at in (0, 1, 1, 2, 0, 2) * 4], (2**21 * 3, 2048))
+        problem = Problem(a.T, a, pack="tf32", symmetric=True)
+        found.add(plan_matmul(problem, with_addresses(3)).layout)
+    (layout,) = found
+    assert layout.k_order
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Plans reckon with a link on which copies are worth avoiding."""
+    monkeypatch.setattr(cluster_spec, "SHARED_MEMORY", Link("slow", 0.1, 1e-3))
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("owners", [(1, 2, 3, 0) * 2, (2, 0, 3, 1) * 2, (2, 0, 3, 1)])
+def test_rows_stay_where_they_lie(client, owners):
+    x, y = integers((72000, 256), 1), integers((256, 256), 2)
+    a = scattered(client, x, 72000 // len(owners), owners)
+    b = scattered(client, y, 256, owners[:1])
+    plan = multimm.plan(a, b)
+    assert plan.cluster.numbers == owners[:4]
+    assert plan.cluster.addresses[0] == sorted(listed(client))[owners[0]]
+    c = multimm.matmul(a, b)
+    done, moved = received(client, c)
+    assert moved == plan.bytes_received == 3 * y.nbytes
+    assert owners_of(c, 4) == held(client, done)
+    assert {owner for owner, _ in zip(held(client, done), owners, strict=False)} == {0, 1, 2, 3}
+    np.testing.assert_array_equal(done.compute(), x @ y)
+
+
+@pytest.mark.usefixtures("slow")
+def test_elsewhere_it_is_right_as_well(client):
+    """On other workers than it was planned for."""
+    x, y = integers((72000, 256), 7), integers((256, 256), 8)
+    a = scattered(client, x, 9000, (1, 2, 3, 0) * 2)
+    product = multimm.matmul(a, da.from_array(y))
+    graph = dict(product.dask)
+    places = {task.place.numbers for task in graph.values() if hasattr(task, "place")}
+    assert places == {(1, 2, 3, 0)}
+    np.testing.assert_array_equal(product.compute(scheduler=client), x @ y)
+
+
+# A grid may have fewer places than workers ----------------------------------------------
+
+
+def planned(grid, a, b):
+    layout, _ = lay_out(Problem(a, b), cpus(4), grid, Options(blocks=24, slabs=48))
+    return MatmulPlan(layout, cpus(4), "float32", "by hand", "")
+
+
+def product(plan, a, b):
+    return build(plan, a, b, None, Step("float32", "float32"), np.empty((0, 0), "float32"))
+
+
+def tall_and_wide():
+    x, y = integers((96, 48), 1), integers((48, 96), 2)
+    return x, y, da.from_array(x, chunks=(24, 48)), da.from_array(y, chunks=(48, 24))
+
+
+@pytest.mark.parametrize("grid", [Grid(1, 1, 1), Grid(2, 1, 1), Grid(1, 2, 1), Grid(3, 1, 1)])
+@pytest.mark.parametrize("owners", [(0, 1, 2, 3), (0, 0, 0, 0), (3, 3, 2, 0)])
+def test_some_of_the_workers_compute_it_and_fetch_what_is_planned(client, grid, owners):
+    x, y, _, b = tall_and_wide()
+    a = scattered(client, x, 24, owners)
+    spec_a, spec_b = (MatrixSpec(z.shape, chunks=z.chunks) for z in (a, b))
+    plan = planned(grid, replace(spec_a, owners=owners), spec_b)
+    assert plan.layout.operands.in_place == {"a": owners}
+    ranks = sorted(listed(client))
+    c = product(plan, a, b)
+    done, moved = received(client, c)
+    assert {ranks.index(at) for at, size in received_bytes(client).items() if size} == set(
+        plan.received
+    )
+    assert moved == plan.bytes_received
+    assert held(client, done) == owners_of(c, 4)
+    assert set(owners_of(c, 4)) == set(range(grid.workers))
+    np.testing.assert_array_equal(done.compute(), x @ y)
+
+
+@pytest.mark.parametrize("there", [2, 3, 5])
+def test_as_many_as_it_needs_do_it_when_others_came_or_went(there):
+    x, y, a, b = tall_and_wide()
+    plan = planned(Grid(2, 1, 1), *(MatrixSpec(z.shape, chunks=z.chunks) for z in (a, b)))
+    assert plan.cluster.workers == 4
+    with in_threads(there) as cluster, Client(cluster) as client, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it was planned for four
+        install(client)
+        done = client.persist(product(plan, a, b))
+        wait(done)
+        assert set(held(client, done)) == {0, 1}
+        np.testing.assert_array_equal(done.compute(), x @ y)
+
+
+#: For two of many workers, in `float32`: measured on four.
+MEDIUM = MatrixSpec((12288, 12288))
+
+
+@pytest.mark.parametrize("workers", [3, 4, 6, 8, 24, 64, 1024])
+def test_a_small_product_takes_no_longer_on_many_workers(workers):
+    two, plan = (
+        plan_matmul(Problem(MEDIUM, MEDIUM, pack="float32"), gpus(n)) for n in (2, workers)
+    )
+    assert plan.grid.workers == 2
+    assert plan.seconds == two.seconds
+    assert plan.memory_terms == two.memory_terms
+    assert plan.received == two.received
+    assert plan.bytes_bound == two.bytes_bound
+
+
+def test_fewer_workers_that_lack_memory_are_not_taken():
+    # Each of two would hold half of A and C, one GB, and sums on top.
+    small = replace(H200, memory_bytes=890_000_000, spills=False)
+    cluster = ClusterSpec((small,) * 8, NVLINK)
+    plan = plan_matmul(Problem(MEDIUM, MEDIUM, pack="float32"), cluster)
+    assert plan.grid.workers > 2
+    assert plan.check()

@@ -51,8 +51,9 @@ class Kernel:
         assert 1 <= grid[0] < 2**31
         getattr(self, self.entry)(grid[0], *args)
 
-    def split_pack(self, tasks, struct, stage, patience):
+    def split_pack(self, tasks, struct, stage, patience, exact):
         assert stage in range(3)
+        assert exact in range(2)
         assert patience == configs.PATIENCE
         for members in np.frombuffer(struct.tobytes(), np.uint64).reshape(2, -1):
             tasks -= self.pack_one(stage, *map(int, members)) if members.any() else 0

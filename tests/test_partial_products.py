@@ -62,7 +62,7 @@ def test_products_are_right_wherever_chunks_lie(rows, columns, data, workers, by
     stored = tuple(z.T for z in operands) if turned else operands
     step = Step("float32", "float32", alpha=2, trans_a=turned, trans_b=turned)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "LEAST_JOINED", 0)
+        patch.setitem(module.LEAST_JOINED, "gpu", 0)
         alone = data.draw(st.sampled_from([0, 1, 6]))  # all chunks are joined, none, small ones
         patch.setattr(module, "ALONE", {"gpu": alone})
         layouts = list(in_partial_products(problem, gpus(workers)))

@@ -150,9 +150,13 @@ def test_seconds_are_a_sum_of_named_terms():
     assert terms["between tasks"] == switch
     idle = ("packing", "cutting", "sums between k-tiles", "last sums", "mirroring", "spilling")
     assert [terms[name] for name in idle] == [0] * len(idle)
-    hidden = time.FRICTION * (terms["block products"] + switch + terms["scheduling"])
     around = terms["starting"] + terms["first blocks"]
-    assert time.total_seconds(terms) == pytest.approx(1.5 + hidden + around)
+    own, scheduling = terms["block products"] + switch, terms["scheduling"]
+    hidden = time.FRICTION * (own + scheduling)
+    assert time.total_seconds(terms, "gpu") == pytest.approx(1.5 + hidden + around)
+    # Who multiplies on a CPU sends and receives on it, too.
+    in_turn, hidden = own + 1.5, time.FRICTION * scheduling
+    assert time.total_seconds(terms, "cpu") == pytest.approx(in_turn + hidden + around)
 
 
 #: m, k, n and matrices: what each shape is, and the arrangement of 2, 4 and 8 workers.
@@ -320,9 +324,10 @@ def test_a_dtype_that_does_not_say_how_long_it_is():
         MatrixSpec((10, 20), "f8")
 
 
-def test_every_term_of_the_seconds_is_part_of_their_sum():
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_every_term_of_the_seconds_is_part_of_their_sum(kind):
     """One that is in none of the three groups would not count, and nobody would see."""
     square = MatrixSpec((8192, 8192))
     terms = plan_matmul(Problem(square, square), H200X8).time_terms
-    groups = (time.IN_TURN, time.BESIDE, time.AROUND)
+    groups = time.by_phase(kind)
     assert sorted(terms) == sorted(name for group in groups for name in group)

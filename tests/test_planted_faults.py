@@ -9,7 +9,9 @@ from planted_faults import FAULTS, ROOT, Fault
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
 def test_a_planted_fault_changes_the_file_that_it_is_in(fault):
     path = ROOT / "multimm" / fault.file
-    compile(fault.planted(path.read_text("utf-8")), path, "exec")
+    text = fault.planted(path.read_text("utf-8"))
+    if path.suffix == ".py":
+        compile(text, path, "exec")
     for name in fault.arguments:
         assert not name.endswith(".py") or (ROOT / name).exists(), name
 

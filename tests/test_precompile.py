@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -57,8 +57,7 @@ def calls(monkeypatch):
 
 
 def test_every_kind_of_task_runs_in_every_precision(calls):
-    warmup.compile_kernels(1, 4)
-    assert calls.pop(0) == ("files", 80, 3, 1, 4)  # a worker's share of the cores
+    warmup.run_tasks()
     for precision in warmup.PRECISIONS:
         assert ("multiply", 2, precision) in calls
         assert ("multiply", 3, precision) in calls
@@ -68,9 +67,19 @@ def test_every_kind_of_task_runs_in_every_precision(calls):
         assert halves == (2 if precision == "ieee" else 3)
         assert calls.count(("multiply_diagonal", 1, precision)) == 1
     kinds = {"multiply", "multiply_diagonal", "pack", "add", "transpose", "join"}
-    kinds |= {"upload", "download"}
     assert {name for name, *_ in calls} == kinds
     assert {parts for name, parts, _ in calls if name == "add"} == set(CAPACITIES)
+    del calls[:]
+    warmup.copy_both_ways()
+    assert [name for name, *_ in calls] == ["upload", "download"]
+
+
+def test_a_worker_compiles_what_is_absent_on_its_share_of_the_cores(calls, monkeypatch):
+    for absent in ([], ["kernel"]):
+        monkeypatch.setattr(warmup, "absent", lambda capability, absent=absent: absent)
+        assert warmup.are_compiled() == (not absent)
+    warmup.compile_kernels(1, 4)
+    assert calls == [("files", 80, 3, 1, 4)]
 
 
 # ------------------------------------------------------------------- to files
@@ -105,35 +114,73 @@ def test_every_kernel_of_packed_operands_is_compiled(lower, products, m, n, k):
 
 
 @pytest.fixture
-def compiled(monkeypatch, tmp_path):
-    """Compiles nothing, and notes what should be; in order, with one thread."""
-    found = []
-
-    @contextmanager
-    def file_for(text, file, capability, *, specific):
-        assert capability == 90
-        found.append((text, specific))
-        yield tmp_path / "file"
-
-    monkeypatch.setattr(precompile, "file_for", file_for)
+def two(monkeypatch, tmp_path):
+    """Two small kernels are all that is wanted, and the cache is empty."""
     monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "not" / "yet"))
-    return found
+    jobs = [job for job in precompile.wanted(90) if job.file in SMALL]
+    assert len(jobs) == 2
+    monkeypatch.setattr(precompile, "wanted", lambda capability: iter(jobs))
+    return jobs
 
 
-def test_each_process_begins_elsewhere_and_compiles_everything(compiled):
-    precompile.compile_files(90, 1)
-    alone = compiled.copy()
-    assert len(set(alone)) == len(alone) == len(list(precompile.wanted(90)))
-    compiled.clear()
-    precompile.compile_files(90, 1, rank=1, ranks=2)
-    half = len(alone) // 2
-    assert compiled == alone[half:] + alone[:half]
+SMALL = ("transpose.cu", "complex_mirror.cu")
 
 
-def test_what_does_not_compile_is_said(compiled, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise KernelError("no compiler")
+def test_each_process_begins_elsewhere_and_compiles_everything(two, monkeypatch):
+    order = []
+    monkeypatch.setattr(precompile.os, "nice", lambda more: None)
+    monkeypatch.setattr(precompile, "ProcessPoolExecutor", lambda count, context: Noted(order))
+    precompile.compile_absent(90, 4, 1, 2)
+    assert order == [two[1], two[0]]
 
-    monkeypatch.setattr(precompile, "file_for", refuse)
-    with pytest.raises(KernelError, match="no compiler"):
-        precompile.compile_files(90, 2)
+
+class Noted(nullcontext):
+    """A pool that compiles in this process, and notes the order."""
+
+    def __init__(self, order):
+        super().__init__(self)
+        self.order = order
+
+    def map(self, function, jobs, capabilities):
+        self.order += jobs
+        return map(function, jobs, capabilities)
+
+
+def test_where_nothing_can_be_kept_nothing_is_compiled(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr(precompile, "Compilation", None)
+    precompile.compile_files(90, 2)
+
+
+def test_processes_compile_everything_that_is_absent(two, monkeypatch):
+    monkeypatch.setattr(precompile.os, "nice", lambda more: None)
+    precompile.compile_absent(90, 2, 0, 1)
+    assert precompile.absent(90) == []
+    monkeypatch.setattr(precompile, "Compilation", None)
+    precompile.compile_files(90, 2)
+
+
+def test_a_compilation_with_nothing_to_do_ends_well(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "file"))
+    with precompile.Compilation(90, 1) as compilation:
+        compilation.wait()
+    assert compilation.is_over()
+
+
+def test_what_does_not_compile_is_said(monkeypatch, tmp_path):
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path))
+    with (
+        precompile.Compilation(5, 1) as compilation,
+        pytest.raises(KernelError, match="5 needs another one"),
+    ):
+        compilation.wait()
+    assert compilation.is_over()
+
+
+def test_processes_end_with_the_context(monkeypatch, tmp_path):
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path))
+    with precompile.Compilation(90, 2) as compilation:
+        assert not compilation.is_over()
+    assert compilation.is_over()

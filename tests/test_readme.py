@@ -48,28 +48,6 @@ def words(sentence: str) -> int:
 CODE, PRINTED = re.findall(r"^```(?:python)?\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 
 
-def test_sentences_are_told_from_what_is_none():
-    text = """# Not this one.
-
-One [link to
-it](x.md) and `b.c(d)` here. Two. It costs 3.5 s:
-again three!
-
-| no | row |
-    no code
-- **No.** Item without a stop
-- an item; on
-  two lines.
-
-```
-No. No. No.
-```
-<!-- No. -->
-![No](x.svg)
-"""
-    assert [*map(words, sentences(text))] == [7, 1, 6, 4, 5]
-
-
 def test_it_is_short():
     assert len(README.splitlines()) <= LINES
 

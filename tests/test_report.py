@@ -13,7 +13,6 @@ from scaling_records import CPUS, entry, save, swept, without_result
 import multimm
 import multimm.cli
 from multimm_benchmarks import records
-from multimm_benchmarks.cases import TRANSPOSES
 from multimm_benchmarks.report import (
     __main__,
     blocks,
@@ -21,9 +20,6 @@ from multimm_benchmarks.report import (
     gallery,
     headline,
     page,
-    prediction,
-    scaling_tables,
-    tables,
     words,
 )
 from multimm_benchmarks.report.runs import Runs, origin
@@ -216,60 +212,7 @@ def test_figures_that_records_lack_are_left_out(tmp_path):
 # Tables of a sweep
 
 
-def test_rates_stand_beside_the_ideal_and_the_error(sweeps):
-    table = scaling_tables.rates(sweeps.of("scaling"))
-    assert "| case | system | 1 GPU | 2 GPUs | 4 GPUs | 8 GPUs | relative error |" in table
-    assert f"| {CASE} | multimm | 175 (100 %) | 340 (97 %) | 639 (91 %) | 1,130 (81 %) |" in table
-    assert f"| {CASE} | cuBLAS, one GPU | 53 |  |  |  | 1.6e-06 |" in table
-    assert f"| {CASE} | cuBLASXt, host memory | absent |  |  |  |  |" in table
-    assert "8 workers: the slowest of 3 runs took 1.10 times the median." in table
-
-
 # Beyond one box
-
-
-def test_predictions_are_the_planners_and_are_called_so():
-    from multimm.planning.spec import H200, NVLINK, ClusterSpec, MatrixSpec
-
-    point = prediction.predict(16, "ieee", NVLINK, prediction.LARGE)
-    n = 4 * prediction.SHARE
-    cluster = ClusterSpec.homogeneous(H200, 16, NVLINK)
-    spec = MatrixSpec((n, n))
-    plan = multimm.plan(spec, spec, precision="ieee", cluster=cluster, blocks=32768, slabs=32768)
-    assert (point.n, point.seconds) == (n, plan.seconds)
-    assert point.rate == pytest.approx(2 * n**3 / plan.seconds / 16 / 1e12)
-    table = prediction.table()
-    assert table.startswith("Predicted, not measured")
-    assert {row.split(" | ")[1] for row in table.splitlines()[4:]} == {"16", "64", "256", "1024"}
-
-
-def _entry(case, system, ratio, **more):
-    return dict.fromkeys(records.KEYS) | {
-        "case": case, "system": system, "shape": [4096, 4096, 4096], "seconds": [0.1],
-        "median": 0.1, "tflops": 40.0, "gbs": 3000.0, "ratio_vs": {"cublas": ratio, "copy": ratio},
-        **more,
-    }  # fmt: skip
-
-
-STEADY = {"tflops": 50.0, "sm_mhz": 1950.0, "watts": 697.0, "gflop_per_joule": 72.0}
-
-
-def test_tables_show_what_the_records_say():
-    text = tables.ladder([_entry("ladder", "7_warp_tile", 0.89, detail="x", sustained=STEADY)])
-    assert "| 7_warp_tile | x | 40000 | 89.0 |" in text
-    assert "50.0 TFLOP/s at 1950 MHz and 697 W" in text
-    assert "| 4096 x 4096 | naive | 3000 | 12.0 |" in tables.transpose([_entry("t", "naive", 0.12)])
-    square_records = [
-        _entry(f"ffma 4096 {letters}", system, ratio, sustained=STEADY)
-        for letters in TRANSPOSES for system, ratio in (("multimm", 1.05), ("cublas lt", 1.0))
-    ]  # fmt: skip
-    text = tables.ffma(square_records)
-    assert "| 4096 | 40.0 (1.050) |" in text
-    assert "| 4096 NN | 50.0 | 1.000 | 1950 | 697 | 72.0 | 72.0 |" in text
-    assert "geometric mean 1.050, least 1.050" in text
-    pair = [_entry("awkward 1 x 2 x 3, NN", "multimm", 2.0), _entry("awkward x", "multimm", 0.5)]
-    assert "| 1 x 2 x 3, NN | 40 | 20 | 2.000 |" in tables.awkward(pair)
-    assert "geometric mean 1.000, least 0.500" in tables.awkward(pair)
 
 
 # The page

@@ -125,7 +125,7 @@ def test_configurations_are_taken_by_value_and_name(launches):
             gemm(a, b, config=config)
             assert launches[-1][0].defines == entry.config.defines()
             assert launches[-1][0].max_dynamic_shared_size_bytes == entry.config.shared_bytes
-    with pytest.raises(KernelError, match="other products than operands of 2 parts"):
+    with pytest.raises(KernelError, match="other products than the 3 that are needed"):
         gemm(a, b, config=entry_named(SPLIT_REGISTRY, "tf32_wide").config)
     with pytest.raises(KernelError, match="'fast' is unknown"):
         gemm(a, b, config="fast")

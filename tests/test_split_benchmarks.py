@@ -1,4 +1,4 @@
-"""The suites `split` and `accuracy` at toy size, with the NumPy models of the kernels."""
+"""The suites `split`, `accuracy` and `wide-range` at toy size, with NumPy models of the kernels."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from wgmma_model import wgmma_model
 import multimm.gpu.emulated.pack
 import multimm.gpu.product
 from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, note
-from multimm_benchmarks import accuracy, records, split, xla
+from multimm_benchmarks import accuracy, records, split, wide_range, xla
 from multimm_benchmarks.cases import Case
 from multimm_benchmarks.cublas import COMPUTE_TF32
 from multimm_benchmarks.distributions import DISTRIBUTIONS, OVER_K
 from multimm_benchmarks.harness import Bench, Reference, U, WrongResultError, widened
-from multimm_benchmarks.report import split_tables
+from multimm_benchmarks.report import reach_tables, split_tables
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ class ToyKernels:
     """What multimm and cuBLAS compute, by the models; `spoil` makes one system wrong."""
 
     def __init__(self):
-        self.spoil = {}
+        self.spoil, self.reasons = {}, {}
 
     def gemm(self, a, b, *, precision=None, trans_a=False, trans_b=False, config=None, out):
         if config is not None:
@@ -68,7 +68,7 @@ class ToyKernels:
         result = in_turn(a, b) if kernel == FFMA else wgmma_model(a, b.T, parts=parts)
         factor, kernel = self.spoil.get(precision, (1, kernel))
         out[...] = result * np.float32(factor)
-        note(Choice(kernel, precision, "toy"))
+        note(Choice(kernel, precision, self.reasons.get(precision, "toy")))
 
     def multiply(self, a, b, *, out, config):
         assert config == {"float32": "mma_wide", "tf32": "tf32_mma_wide"}[a.scheme]
@@ -103,7 +103,7 @@ def toys(monkeypatch):
         (multimm.gpu.product, "gemm"), (multimm.gpu.emulated.pack, "pack"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, getattr(kernels, name))
-    for suite in (split, accuracy):
+    for suite in (split, accuracy, wide_range):
         monkeypatch.setattr(suite, "Cublas", lambda stream: kernels)
     monkeypatch.setattr(split, "copy", np.copyto)
     monkeypatch.setattr(split, "_launch_of", lambda a, trans, scheme: lambda: None)
@@ -248,3 +248,52 @@ def test_a_broken_promise_fails_the_suite_after_all_was_measured(
         measured_accuracy()
     assert caplog.text.count("accuracy integers") >= 5
     assert message in caplog.text
+
+
+# The suite wide-range
+
+
+def measured_wide(toys, monkeypatch, *, stays):
+    monkeypatch.setattr(wide_range, "_stays", lambda *_: stays)
+    # A toy's own rates are rounded to 0.
+    monkeypatch.setattr(Bench, "steady", lambda *_: {"tflops": 2.0, "sm_mhz": 1500.0, "watts": 7.0})
+    bench = Bench(ToyTimer(), rounds=1, target=0)
+    wide_range.measure(bench, cases=(("exponents 2^40", 24), ("graded columns 10^6", 24)))
+    return bench
+
+
+def test_products_of_a_wide_range_stand_beside_their_peers_and_say_what_ran(toys, monkeypatch):
+    found = measured_wide(toys, monkeypatch, stays=False).records
+    by = {(e["case"], e["system"]): e for e in found}
+    assert len(by) == 2 * 5
+    ours = by["wide-range exponents 2^40, 24", "multimm"]
+    assert (ours["detail"], ours["precision"], [*ours["ratio_vs"]]) == (
+        FFMA, "float32", ["multimm ieee"],
+    )  # fmt: skip
+    what = {"float32": "six products of bfloat16 parts", "tf32": "one product of TF32"}
+    toys.spoil = dict.fromkeys(what, (1, SPLIT))
+    toys.reasons = {precision: f"a wide range: {text}" for precision, text in what.items()}
+    bench = measured_wide(toys, monkeypatch, stays=True)
+    lines = reach_tables.wide_range(loaded(bench)).splitlines()
+    assert lines[0].startswith("| data | n | system | multimm ran | TFLOP/s | x peer | held |")
+    ran = {system: next(line for line in lines if f"40 | 24 | {system} |" in line).split(" | ")[3]
+           for system in ("multimm", "multimm tf32", "multimm ieee", "cublas tf32")}  # fmt: skip
+    assert ran == {
+        "multimm": "sgemm_split: six products of bfloat16 parts",
+        "multimm tf32": "sgemm_split: one product of TF32",
+        "multimm ieee": "sgemm_ffma", "cublas tf32": "",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ({}, "multimm ran .*sgemm_ffma.*, not sgemm_split: six products of bfloat16 parts"),
+        ({"float32": (1, SPLIT)}, "multimm ran .*, not sgemm_split: six products"),
+        ({"float32": (1.001, SPLIT)}, r"an element is off by .* u \|A\|\|B\|"),
+    ],
+)
+def test_data_of_a_wide_range_that_leaves_the_tensor_cores_fails(toys, monkeypatch, spoil, message):
+    toys.spoil = spoil
+    with pytest.raises(WrongResultError, match=message):
+        measured_wide(toys, monkeypatch, stays=True)

@@ -14,6 +14,8 @@ from multimm.gpu import kernel_selection
 from multimm.gpu.arch import ARCHITECTURES, limits_for
 from multimm.gpu.emulated import configs
 from multimm.gpu.emulated.configs import (
+    BROAD_PRODUCTS,
+    BROAD_REGISTRY,
     GRAIN,
     MAX_SLICES,
     MIN_SLABS,
@@ -22,6 +24,7 @@ from multimm.gpu.emulated.configs import (
     SLAB,
     SPLIT_REGISTRY,
     SUMS_SHARE,
+    broad_pays,
     entries_for,
     pays,
     slices_of,
@@ -41,10 +44,11 @@ def named(name):
 
 
 def test_the_table():
-    names = [entry.name for entry in SPLIT_REGISTRY]
-    assert len(set(names)) == len(set(CONFIGS)) == len(names)
-    for entry in SPLIT_REGISTRY:
-        assert named(entry.name) is entry.config
+    entries = (*SPLIT_REGISTRY, *BROAD_REGISTRY)
+    names = [entry.name for entry in entries]
+    assert len(set(names)) == len({entry.config for entry in entries}) == len(names)
+    for entry in entries:
+        assert entry.config.broad or named(entry.name) is entry.config
         tensor_clocks = entry.config.products * 128 * entry.config.tile_n * SLAB // 2048
         if entry.config.specific:
             assert 1 < entry.clocks / tensor_clocks < 1.5, "2048 FP16 multiply-adds per clock"
@@ -77,6 +81,18 @@ def test_what_runs_on_which_gpu(limits):
         assert entry.config.parts == 2
         # A block may have all but 1 KB of what a multiprocessor has.
         assert entry.config.shared_bytes + 1024 <= limits.shared_bytes
+
+
+def test_large_products_on_gpus_with_wgmma_are_made_ready_for_a_wide_range():
+    h200, a100 = (Device(limits_for(capability), 132) for capability in (90, 80))
+    for precision, products in BROAD_PRODUCTS.items():
+        (entry,) = entries_for(h200.limits, products)
+        assert entry.config.broad
+        assert entry.config.shared_bytes + 1024 <= h200.limits.shared_bytes
+        assert broad_pays(8192, 8192, 8192, precision, h200)
+        assert not broad_pays(2048, 2048, 2048, precision, h200)
+        assert not broad_pays(8192, 8192, 8192, precision, a100)
+    assert not any(entry.config.broad for entry in SPLIT_REGISTRY)
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 import multimm
 from multimm.errors import MemoryBudgetError
+from multimm.files import locate, storage_chunks
+from multimm.files import zarr as zarr_files
 from multimm.graph.lowering.operand import storage_of
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import reading
 from multimm.planning.matrix import Storage
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
-from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.spec import (
+    H200,
+    LOCAL_TCP,
+    NVLINK,
+    ClusterSpec,
+    DeviceSpec,
+    MatrixSpec,
+)
 
 zarr = pytest.importorskip("zarr")
 h5py = pytest.importorskip("h5py")
@@ -27,6 +38,10 @@ X = RNG.integers(-3, 4, (600, 230)).astype("f4")
 def cpus(memory: float, workers: int = 1, threads: int = 1) -> ClusterSpec:
     device = DeviceSpec("cpu", "cpu", int(memory), 60.0, 20.0, process_bytes=110_000_000)
     return ClusterSpec.homogeneous(device, workers, LOCAL_TCP, threads)
+
+
+def inspect(path):
+    return zarr_files.inspect(locate(str(path), None))
 
 
 def tall(shape=(200_000, 1000), chunk=(200_000, 50), codec="") -> MatrixSpec:
@@ -129,6 +144,50 @@ def test_as_many_chunks_are_decoded_as_planned(tmp_path, monkeypatch, trans_a, b
     c = multimm.matmul(*lazy, **options).compute(scheduler="sync")
     np.testing.assert_array_equal(c, X @ X.T[:, :120])
     assert dict(read) == {role: reading.decodes(plan.layout, role) for role in "ab"}
+
+
+class Meeting:
+    """An array whose boxes wait until as many are read at the same time."""
+
+    def __init__(self, array, together):
+        self._array, self._met = array, threading.Barrier(together)
+
+    def __getattr__(self, name):
+        return getattr(self._array, name)
+
+    def __getitem__(self, where):
+        self._met.wait(10)  # raises if fewer come
+        return self._array[where]
+
+
+@pytest.mark.parametrize("together", [1, 2, 4])
+def test_gpu_workers_decode_several_chunks_at_a_time(tmp_path, monkeypatch, together):
+    zarr.create_array(tmp_path / "x.zarr", data=X, chunks=(100, 50))
+    matrix, where = inspect(tmp_path / "x.zarr"), (slice(110, 440), slice(30, 100))  # 4 x 2 chunks
+    one = partial(storage_chunks.boxes, most=100 * 50 * 4)
+    monkeypatch.setattr(zarr_files, "boxes", one)
+    real = zarr_files._array
+    monkeypatch.setattr(zarr_files, "_array", lambda matrix: Meeting(real(matrix), together))
+    np.testing.assert_array_equal(zarr_files.read(matrix, where, together), X[where])
+
+
+def test_threads_hold_no_more_decoded_chunks_than_allowed(tmp_path, monkeypatch):
+    zarr.create_array(tmp_path / "x.zarr", data=X, chunks=(100, 50))
+    matrix = inspect(tmp_path / "x.zarr")
+    for most, threads in ((1, 1), (3 * matrix.storage.decoding, 3), (10**9, 8)):
+        monkeypatch.setattr(zarr_files, "DECODED", most)
+        assert zarr_files._at_a_time(matrix, 8) == threads
+
+
+def test_a_gpu_worker_decodes_in_less_time_than_one_thread():
+    a = tall((40_000, 40_000), (4000, 4000), "other")
+    gpu = ClusterSpec.homogeneous(H200, 1, NVLINK)
+    problem = Problem(a, a, rereadable=(True, True))
+    plan = plan_matmul(problem, gpu)
+    assert reading.seconds(plan.layout, gpu) == pytest.approx(
+        reading.seconds(plan.layout, replace(gpu, devices=(replace(H200, kind="cpu"),)))
+        / reading.READERS
+    )
 
 
 def test_plans_count_what_reading_holds_and_takes():

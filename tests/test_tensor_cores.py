@@ -9,11 +9,13 @@ import weakref
 import numpy as np
 import pytest
 import stand_in
+from pack_reference import broad_parts, broad_tiles
 from stand_in import fake_cupy, gpu, laid_out, memory
 from test_pack import Kernel as PackKernel
 
 from multimm.gpu import precompile
 from multimm.gpu.arch import RESIDUAL_CAP
+from multimm.gpu.emulated import configs
 from multimm.gpu.emulated import gemm as emulated_gemm
 from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, last_choice
 from multimm.gpu.runtime import launch as runtime_launch
@@ -33,6 +35,7 @@ class Kernels:
         self.ran = []
         self.packed = []  # rows of each operand
         self.allocated, self.room = [], 10**9
+        self.broad = {}
         self.arrays = []
         self.defines = {}
 
@@ -49,12 +52,38 @@ class Kernels:
             self.packed += [int(rows) for rows in members[:, 2] if rows]
             PackKernel(entry, tuple(kernel.defines.items()))(grid, (256, 1, 1), args, shared_mem)
             return
-        counts = memory(args[-1], (4,), (1,), "u8").tolist()
+        if kernel.defines.get("BROAD"):
+            entry, self.ran[-1] = "sgemm_broad", "sgemm_broad"
+        counts = memory(args[-1], (6,), (1,), "u8").tolist()
         refused = bool(counts[0] or counts[2] or max(counts[1], counts[3]) > RESIDUAL_CAP)
+        broad = refused and not counts[0] and not counts[2]
+        ways = {"broad_pack": broad, "sgemm_broad": broad and counts[4:] == [1, 0],
+                "sgemm_ffma": refused and not (broad and counts[4:] == [1, 0])}  # fmt: skip
         computes = getattr(self, entry)
-        if refused == (entry == "sgemm_ffma"):
+        if ways.get(entry, not refused):
             self.ran[-1] += " !"
             computes(*args)
+
+    def broad_pack(self, operands, counts):
+        members, counts = np.frombuffer(operands.tobytes(), "u8"), memory(counts, (6,), (1,), "u8")
+        for x, ld, rows, k, along_k, _, tiles, exponents in members.reshape(2, 8).tolist():
+            if not x:
+                continue
+            given = memory(x, (rows, k) if along_k else (k, rows), (ld, 1), "f4")
+            given, e = (given if along_k else given.T), memory(exponents, (rows,), (1,), "i4")
+            made = broad_tiles(given, e, self.defines["broad_pack"]["PARTS"])
+            assert made.nbytes <= exponents - tiles, "exponents lie behind tiles"
+            memory(tiles, made.shape, tuple(s // 2 for s in made.strides), "u2")[...] = made
+            self.broad[tiles] = given.copy()
+            counts[5] += bool((broad_parts(given, 3, e)[0].sum(axis=0) == 0)[given != 0].any())
+        counts[4] = 1
+
+    def sgemm_broad(self, m, n, slabs, step, alpha, beta, a, ea, b, eb, c, ldc, p, ldp, d, ldd,
+                    apart, counts):  # fmt: skip
+        x, y = self.broad[a], self.broad[b]  # of what lies there now
+        assert step == 0
+        assert slabs == -(-x.shape[1] // 64) * {3: 1, 1: 2}[self.defines["broad_pack"]["PARTS"]]
+        self.finish(x.astype("f8") @ y.T.astype("f8"), alpha, beta, (c, ldc), (p, ldp), (d, ldd))
 
     def sgemm_split(self, m, n, slabs, step, alpha, beta, a, ea, b, eb, c, ldc, p, ldp, d, ldd,
                     apart, counts):  # fmt: skip
@@ -131,11 +160,11 @@ def kernels(monkeypatch):
 
 
 def run(kernels, a, b, out, trans=(False, False), c=None, partial=None, alpha=1.0, beta=0.0,
-        lower=False):  # fmt: skip
+        lower=False, choice=CHOICE):  # fmt: skip
     """Prepare a product, and compute it twice."""
     problem = check_product(a, b, c, partial, out, trans, alpha, beta, lower).addressable()
     kernels.k = problem.shape.k
-    product = emulated_gemm.prepared(problem, CHOICE)
+    product = emulated_gemm.prepared(problem, choice)
     for _ in range(2):
         out[...] = np.nan
         product(problem.pointers)
@@ -178,7 +207,71 @@ def test_what_is_not_finite_is_computed_from_the_source(kernels, side, bad):
     )
 
 
-@pytest.mark.parametrize("room", [100_000, 32])  # for the head; for what it begins with
+@pytest.fixture
+def all_are_large(monkeypatch):
+    """Small products are made ready for data of a wide range, too."""
+    monkeypatch.setattr(configs, "BROAD_SECONDS", 0)
+    configs.broad_pays.cache_clear()
+    yield
+    configs.broad_pays.cache_clear()
+
+
+BROAD = ["split_pack", "sgemm_split", "split_residuals", *["broad_pack !", "sgemm_broad !"] * 2]
+
+
+def graded(high, low):
+    """Integers, every second one of which is scaled in A, and scaled back in B; 3 slabs."""
+    x, y = integers(130, 180), integers(180, 70)
+    scales = np.where(np.arange(180) % 2, high, low)
+    return (x * scales).astype("f4"), (y / scales[:, None]).astype("f4"), x @ y
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+@pytest.mark.parametrize("layout", ["C", "F"])
+def test_data_of_a_wide_range_is_packed_once_more(kernels, all_are_large, layout, precision):
+    x, y, exact = graded(2.0**40, 1)
+    c, p = integers(130, 70, seed=1), integers(130, 70, seed=2)
+    out, choice = gpu(np.zeros((130, 70), "f4")), CHOICE._replace(precision=precision)
+    run(kernels, laid_out(x, layout), laid_out(y, layout), out, (False, False), gpu(c), gpu(p),
+        alpha=2.0, beta=-3.0, choice=choice)  # fmt: skip
+    np.testing.assert_array_equal(out, 2 * (exact + p) - 3 * c)
+    assert kernels.ran == [*BROAD, "sgemm_ffma"] * 2
+    what = {"float32": "six products of bfloat16 parts", "tf32": "one product of TF32"}[precision]
+    assert last_choice() == choice._replace(
+        reason=f"operand a has over 1024 elements that FP16 parts do not carry: {what}"
+    )
+    found = {name: kernels.defines[name] for name in ("broad_pack", "sgemm_split")}
+    assert all(
+        define in [dict(x.defines) for x in precompile.wanted(90)] for define in found.values()
+    )
+
+
+def test_an_array_and_its_transpose_of_a_wide_range_are_packed_once(kernels, all_are_large):
+    a = gpu(np.repeat([[2.0**-30], [2.0**10]], 100, 0).astype("f4") * integers(200, 70))
+    out = run(kernels, a, a, gpu(np.zeros((70, 70), "f4")), (True, False), lower=True)
+    wide = np.asarray(a, "f8")
+    np.testing.assert_allclose(out, wide.T @ wide, rtol=1e-6)
+    assert kernels.ran == [*BROAD, "sgemm_ffma"] * 2
+    assert set(kernels.packed) == {70}
+
+
+def test_what_other_parts_do_not_carry_either_is_computed_from_the_source(kernels, all_are_large):
+    x, y, exact = graded(2.0**100, 2.0**-20)
+    out = run(kernels, gpu(x), gpu(y), gpu(np.zeros((130, 70), "f4")))
+    np.testing.assert_array_equal(out, exact)
+    assert kernels.ran[:3] == REFUSED[:3]
+    assert kernels.ran[3:8] == [
+        "broad_pack !",
+        "sgemm_broad",
+        "broad_pack !",
+        "sgemm_broad",
+        REFUSED[3],
+    ]
+    assert last_choice().kernel == FFMA
+    assert "elements that FP16 parts do not carry" in last_choice().reason
+
+
+@pytest.mark.parametrize("room", [100_000, 48])  # for the head; for what it begins with
 def test_without_memory_to_pack_in(kernels, caplog, room):
     x, y = integers(130, 200), integers(200, 70)
     kernels.room = room

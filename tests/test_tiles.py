@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from multimm.errors import KernelError
-from multimm.gpu.arch import ARCHITECTURES, ArchLimits, limits_for
+from multimm.gpu.arch import ArchLimits, limits_for
 from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.simt.configs import REGISTRY, TileConfig
 
@@ -125,13 +125,6 @@ def test_residency_is_the_scarcest_resource():
 @names
 def test_every_configuration_is_resident_as_promised(config):
     assert config.blocks_per_multiprocessor(limits_for(90)) >= config.min_blocks
-
-
-@pytest.mark.parametrize("limits", ARCHITECTURES, ids=lambda limits: limits.name)
-def test_every_chip_has_configurations_for_large_and_small_products(limits):
-    legal = [config for config in CONFIGS if config.blocks_per_multiprocessor(limits)]
-    assert max(config.block_m * config.block_n for config in legal) >= 128 * 128
-    assert min(config.block_m * config.block_n for config in legal) <= 32 * 64
 
 
 def test_limits_fall_back_to_the_nearest_older():

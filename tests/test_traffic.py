@@ -96,6 +96,8 @@ PRODUCTS = (
     (SQUARE, SQUARE, FIXED | {"p_k": 2, "chunks": 36}),
     (SQUARE, SQUARE, {"blocks": (24, 48), "slabs": 24, "chunks": (1, -1)}),
     (SQUARE, "a", FIXED | {"trans_b": True, "chunks": 36}),
+    # One array on both sides: a block that a worker needs for both comes once.
+    (SQUARE, "a", FIXED | {"trans_a": True, "trans_b": True}),
 )
 #: Where A lies: see `golden_plans`. What is lazy is made by tasks where the plan wants it.
 WHERE = ("turn", "next", "bands", "random", "uneven", "one", "grid", "lazy")

@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import CFUNCTYPE, c_int, c_size_t
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -68,7 +71,7 @@ def driver(monkeypatch):
 
 def run(driver, way, *args, lanes_used=3):
     """Each lane's share, one lane after another; what they return."""
-    loop = getattr(loops.loops.__wrapped__(), way)
+    loop = getattr(loops._compiled.__wrapped__(), way)
     failed = []
     for lane in range(lanes_used):
         pieces = [np.full(PIECE, 255, np.uint8) for _ in range(2)]
@@ -178,3 +181,18 @@ def test_a_lane_that_cannot_be_made_is_one_array_s_failure(monkeypatch):
     carried.clear()
     road.carry(4)
     assert set(carried) == {(0, 3), (1, 3), (2, 3)}
+
+
+def test_threads_that_want_the_loops_at_once_compile_them_once(monkeypatch):
+    compiled = []
+
+    @cache
+    def compile_them():
+        time.sleep(0.2)
+        compiled.append(threading.current_thread().name)
+        return object()
+
+    monkeypatch.setattr(loops, "_compiled", compile_them)
+    with ThreadPoolExecutor(4) as pool:
+        found = set(pool.map(lambda _: loops.loops(), range(4)))
+    assert len(found) == len(compiled) == 1

@@ -221,8 +221,10 @@ def test_kernels_are_compiled_by_gpu_workers_and_a_failure_is_only_logged(monkey
     import asyncio
 
     calls = []
-    kernels = ModuleType("multimm.graph.warmup")
+    kernels = ModuleType(warmup.TASKS)
+    kernels.are_compiled = lambda: False
     kernels.compile_kernels = lambda *share: calls.append(share)
+    kernels.run_tasks = lambda: calls.append("tasks")
     monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
     here = worker("ucxx://10.0.0.2:40000")
 
@@ -235,14 +237,54 @@ def test_kernels_are_compiled_by_gpu_workers_and_a_failure_is_only_logged(monkey
     assert calls == []
     monkeypatch.setattr(warmup, "by_dask_cuda", lambda worker: True)
     asyncio.run(warmup._compile(here))
-    assert calls == [(1, 3)]  # the second of three on its host
+    assert calls == [(1, 3), "tasks"]  # the second of three on its host
 
     async def unknown():
         raise OSError("no scheduler")
 
     here.scheduler = SimpleNamespace(ncores=unknown)
     asyncio.run(warmup._compile(here))
-    assert calls == [(1, 3), (0, 1)]
-    kernels.compile_kernels = lambda *share: 1 / 0
+    assert calls == [(1, 3), "tasks", (0, 1), "tasks"]
+    kernels.are_compiled = lambda: True
+    asyncio.run(warmup._compile(here))
+    assert calls[4:] == ["tasks"]
+    kernels.run_tasks = lambda: 1 / 0
     asyncio.run(warmup._compile(here))
     assert "kernels were not compiled beforehand: ZeroDivisionError" in caplog.text
+
+
+def test_what_host_memory_needs_comes_behind_the_start_and_a_failure_is_only_logged(
+    monkeypatch, caplog
+):
+    import asyncio
+    import threading
+
+    calls, may_copy = [], threading.Event()
+    tasks = ModuleType(warmup.TASKS)
+    tasks.are_compiled = lambda: True
+    tasks.run_tasks = lambda: calls.append("tasks")
+    tasks.copy_both_ways = lambda: calls.append(may_copy.wait(10))
+    monkeypatch.setitem(sys.modules, tasks.__name__, tasks)
+    monkeypatch.setattr(warmup, "by_dask_cuda", lambda worker: True)
+    monkeypatch.setattr(warmup, "_exempt_what_is_imported", lambda worker: calls.append("exempt"))
+    here = worker("ucxx://10.0.0.2:40000")
+
+    async def nobody():
+        return {here.address: 1}
+
+    async def warmed_up():
+        plugin = WarmUp()
+        plugin.setup(here)
+        await plugin.finished()
+        done = [*calls]
+        may_copy.set()
+        await plugin._behind
+        return done
+
+    here.scheduler = SimpleNamespace(ncores=nobody)
+    assert asyncio.run(warmed_up()) == ["tasks"]
+    assert calls == ["tasks", True, "exempt"]
+    tasks.copy_both_ways = lambda: 1 / 0
+    asyncio.run(warmed_up())
+    assert calls[3:] == ["tasks", "exempt"]
+    assert "copies to and from host memory were not tried: ZeroDivisionError" in caplog.text

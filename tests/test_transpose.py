@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
 
 from multimm.errors import ArrayTypeError, ShapeError
-from multimm.gpu import library_gemm
 from multimm.gpu.elementwise import transpose as launcher
 from multimm.gpu.elementwise.transpose import TransposeConfig, config_for, transpose
 from multimm.gpu.runtime import launch
@@ -54,30 +53,6 @@ def test_every_element_arrives(dtype, batch, rows, cols, layout):
     assert result.tobytes() == values.swapaxes(-1, -2).tobytes()
     assert result.flags.c_contiguous
     assert x.tobytes() == values.tobytes()
-
-
-def test_agrees_with_the_reference():
-    values = bytes_of("f4", 3, 20, 30)
-    np.testing.assert_array_equal(
-        np.asarray(transpose(gpu(values))), np.asarray(library_gemm.transpose(values))
-    )
-
-
-@pytest.mark.parametrize(
-    ("extra", "offset", "entry", "vector", "tiles"),
-    [(4, 0, "transpose", 4, 6 * 5), (3, 0, "transpose_skewed", 4, 6 * 5),
-     (4, 1, "transpose_skewed", 4, 6 * 5), (8, 4, "transpose", 4, 6 * 5)],
-)  # fmt: skip
-def test_addresses_decide_on_the_kernel(extra, offset, entry, vector, tiles):
-    x = gpu(bytes_of("f4", 324, 300), extra=extra, offset=offset)
-    transpose(x)
-    ((kernel, grid, block, args),) = Kernel.launches
-    assert kernel.name == entry
-    assert kernel.defines["VECTOR"] == vector
-    assert grid == (tiles, 1, 1)
-    assert block == (kernel.defines["THREADS"], 1, 1)
-    assert args[:5] == (324, 300, x.data.ptr, 300 + extra, 0)
-    assert [type(value) for value in args] == list(launch.TRANSPOSE_SIGNATURE)
 
 
 def test_where_rows_of_the_result_begin_counts_too():
@@ -155,17 +130,6 @@ def test_only_large_matrices_are_skewed():
     assert config_for(4, 4, 255, 10**6) == TransposeConfig(4, 1, 1, 64, 512)
     assert config_for(4, 4, 33, 31) == TransposeConfig(4, 1, 1, 32, 256)
     assert config_for(16, 16, 5000, 5000).skew == config_for(16, 8, 5000, 5000).skew == 0
-
-
-def test_budgets_by_hand():
-    config = TransposeConfig(4, vector=4, slots=16)
-    assert config.tile == 64
-    assert config.tiles(129, 64) == 3
-    skewed = TransposeConfig(4, slots=64, threads=512, skew=8)
-    assert skewed.tiles(56, 64) == 2  # 56 rows and up to 7 to their left, in steps of 56
-    assert skewed.tiles(49, 65) == 2
-    assert config.defines().keys() == {"WORD_BYTES", "WORDS", "VECTOR", "SLOTS", "THREADS"}
-    assert skewed.defines()["SKEW"] == 8
 
 
 @pytest.mark.parametrize("config", sorted(CONFIGS, key=str), ids=str)

@@ -170,50 +170,6 @@ def test_others_must_not_put_another_folder_in_the_place_of_the_cache(
     assert any(parent.iterdir()) == used
 
 
-@every_kind
-def test_a_file_of_another_user_is_not_used_and_is_replaced(home, kind, monkeypatch, caplog):
-    assert kind.write()
-    path = the_file(home, kind)
-    path.chmod(0o644)
-    to_a_stranger(path, monkeypatch)
-    another_process()
-    assert not kind.known()
-    assert "another user" in warnings(caplog)[0]
-    if os.geteuid() == 0:  # in a folder that is this user's
-        assert kind.write()
-        another_process()
-        assert kind.known()
-        assert path.stat().st_uid == 0
-
-
-@every_kind
-def test_a_file_that_others_can_write_to_is_not_used_and_is_replaced(home, kind, caplog):
-    assert kind.write()
-    path = the_file(home, kind)
-    path.chmod(0o620)
-    another_process()
-    assert not kind.known()
-    assert f"others can write to {path}" in warnings(caplog)[0]
-    assert kind.write()
-    another_process()
-    assert kind.known()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-@every_kind
-def test_a_link_to_a_file_is_not_followed(home, tmp_path, kind):
-    assert kind.write()
-    path = the_file(home, kind)
-    elsewhere = path.rename(tmp_path / path.name)
-    path.symlink_to(elsewhere)
-    before = elsewhere.read_bytes()
-    another_process()
-    assert not kind.known()
-    assert kind.write()
-    assert not path.is_symlink()
-    assert elsewhere.read_bytes() == before
-
-
 def test_links_of_this_user_lead_to_the_cache_and_those_of_others_do_not(
     home, tmp_path, monkeypatch, caplog
 ):
@@ -250,39 +206,71 @@ DAMAGED = {
 }
 
 
-@every_kind
-@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
-def test_damaged_files_are_ignored_and_written_anew(home, kind, content, caplog):
-    assert kind.write()
-    path = the_file(home, kind)
-    path.write_bytes(path.read_bytes()[:-3] if content is None else content)
-    another_process()
-    assert not kind.known()
-    (said,) = warnings(caplog)
-    assert str(path) in said
-    assert "damaged" in said
-    assert kind.write()
-    another_process()
-    assert kind.known()
+def damaged(content):
+    def damage(path, *_):
+        path.write_bytes(path.read_bytes()[:-3] if content is None else content)
+
+    return damage
 
 
-@every_kind
-@pytest.mark.parametrize("node", ["pipe", "socket"])
-def test_nobody_waits_for_the_other_end_of_a_pipe(home, kind, node, monkeypatch):
-    assert kind.write()
-    path = the_file(home, kind)
+def link(path, elsewhere, _):
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def pipe(path, *_):
     path.unlink()
-    if node == "pipe":
-        os.mkfifo(path, 0o600)
-    else:
-        monkeypatch.chdir(path.parent)  # such names are short
-        with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(path.name)
+    os.mkfifo(path, 0o600)
+
+
+def listener(path, _, monkeypatch):
+    path.unlink()
+    monkeypatch.chdir(path.parent)  # such names are short
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path.name)
+
+
+def given_away(path, _, monkeypatch):
+    path.chmod(0o644)
+    to_a_stranger(path, monkeypatch)
+
+
+#: What may have become of a file, and what is said of it.
+SPOILT = {
+    "another user's": (given_away, "another user"),
+    "others can write to it": (lambda path, *_: path.chmod(0o620), "others can write to {path}"),
+    "a link": (link, ""),
+    "a pipe": (pipe, ""),
+    "a socket": (listener, ""),
+    **{name: (damaged(content), "{path} is damaged") for name, content in DAMAGED.items()},
+}
+
+
+@every_kind
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_file_that_is_not_to_be_trusted_is_not_used_and_is_replaced(
+    home, tmp_path, kind, name, monkeypatch, caplog
+):
+    """Nobody waits for the other end of a pipe, and nothing is written through a link."""
+    spoil, said = SPOILT[name]
+    assert kind.write()
+    path, elsewhere = the_file(home, kind), tmp_path / "elsewhere"
+    good = path.read_bytes()
+    spoil(path, elsewhere, monkeypatch)
     another_process()
     assert not kind.known()
+    first, *more = warnings(caplog)
+    assert said.format(path=path) in first
+    assert not more or name not in DAMAGED
+    if home.stat().st_uid != os.geteuid():  # only root gives files away: who does not is another
+        return
     assert kind.write()
     another_process()
     assert kind.known()
+    found = path.lstat()
+    assert stat.S_ISREG(found.st_mode)
+    assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o600, os.geteuid())
+    assert not elsewhere.exists() or elsewhere.read_bytes() == good
 
 
 def edited(**changes):

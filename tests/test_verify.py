@@ -194,12 +194,6 @@ def test_realistic_faults_are_found(typical, fault, chunked):
     assert str(result).startswith("WRONG")
 
 
-def test_the_wrong_element_is_named(typical):
-    a, b, c = typical
-    result = verify(a, b, one_element(a, b, c))
-    assert "c[411, 277]" in str(result)
-
-
 def rounded(x, bits):
     """To significands of so many bits, ties away from zero."""
     half = np.uint32(1 << 23 - bits)

@@ -11,8 +11,15 @@ import pytest
 from cuda_on_cpu.packing import numbers
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pack_reference import joined, pack_reference, split
-from wgmma_model import Scheme, bfloat16, wgmma, wgmma_model
+from pack_reference import (
+    BROAD_SHIFT,
+    LEAST_BROAD,
+    broad_parts,
+    joined,
+    pack_reference,
+    split,
+)
+from wgmma_model import Scheme, bfloat16, broad_model, wgmma, wgmma_model
 
 from multimm.gpu.emulated.configs import SLAB, SPLIT_REGISTRY
 from multimm.gpu.runtime.kernel_source import kernel_text
@@ -120,6 +127,8 @@ def operands(kind: str, m: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]
     elif name == "columns":
         scale = 10.0 ** (float(size) * rng.uniform(-1, 1, k))
         a, b = a * scale, b / scale
+    elif name == "exponents":
+        a, b = (x * 2.0 ** rng.integers(-int(size), int(size) + 1, x.shape) for x in (a, b))
     elif name == "rows":
         a = a * 10.0 ** (float(size) * rng.uniform(-1, 1, (m, 1)))
     elif name == "integers":
@@ -165,6 +174,45 @@ def test_float32_keeps_its_promise(kind, k):
         # Where most elements are listed apart, most is summed in float32 as by the chain.
         factor = 1.25 if kind in ("columns 6", "columns 8") else 1
         assert np.sqrt(np.mean(found**2)) <= factor * np.sqrt(np.mean(chain**2)) + 1e-3, scheme
+
+
+@pytest.mark.parametrize("kind", [*DISTRIBUTIONS, "exponents 40"])
+@pytest.mark.parametrize("k", [256, 1100])
+def test_parts_of_a_wide_range_keep_the_promise(kind, k):
+    """Nearer than a chain of multiply-adds, also where most is one product of thousands."""
+    a, b = operands(kind, 12, 10, k)
+    chain, found = errors(fma_chain(a, b), a, b), errors(broad_model(a, b), a, b)
+    assert found.max() <= 24
+    assert np.sqrt(np.mean(found**2)) <= np.sqrt(np.mean(chain**2)) + 1e-3
+    assert errors(broad_model(a, b, 1), a, b).max() <= (2.0**-9 + 2 * k * U) / U
+
+
+@pytest.mark.parametrize("k", [256, 8192])
+def test_parts_of_a_wide_range_keep_the_promise_of_constants(k):
+    """All roundings of an element have one sign."""
+    a, b = (
+        np.repeat((1 + np.random.default_rng(i).random((70, 1))).astype("f4"), k, 1) for i in (1, 2)
+    )
+    assert errors(broad_model(a, b), a, b).max() <= 24
+    assert errors(broad_model(a, b, 1), a, b).max() <= (2.0**-9 + 2 * k * U) / U / 2
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=8))
+@example([0x00000001, 0x00800000])
+@example([0x7F7FFFFF, 0x47000001, 0x3F7FFFFF])
+def test_three_parts_are_the_number(bits):
+    x = np.array([bits], np.uint32).view(np.float32)
+    x = np.where(np.isfinite(x), x, np.float32(1))
+    parts, exponents = broad_parts(x)
+    y = np.ldexp(x.astype(np.float64), -int(exponents[0]))
+    carried = abs(y) >= LEAST_BROAD
+    assert abs(y).max() < 2.0**48
+    np.testing.assert_array_equal(parts.astype(np.float64).sum(axis=0), np.where(carried, y, 0))
+    assert not (parts.view(np.uint32) & 0xFFFF).any()
+    assert ((parts == 0) | (abs(parts) >= 2.0**-126)).all(), "none is subnormal"
+    assert (abs(parts[1]) <= 2.0**-8 * abs(parts[0])).all()
+    (rounded,), _ = broad_parts(x, 1)
+    assert (abs(rounded - y)[carried] <= 2.0**-11 * abs(y[carried])).all()
 
 
 @pytest.mark.slow
@@ -238,6 +286,12 @@ def test_the_kernel_has_the_models_constants():
     found = dict(re.findall(r"(\w+) = (\d+)[,;]", text))
     for name in ("FOLD", "FLUSH", "PROMOTE"):
         assert int(found[name]) * SLAB == getattr(Scheme(), name.lower()), name
+
+
+def test_the_kernels_of_a_wide_range_have_the_models_constants():
+    text = kernel_text("broad_pack.cu", {"PARTS": 3, "CAP": 1})
+    assert f"BROAD_SHIFT = {BROAD_SHIFT};" in text
+    assert f"LEAST_BROAD = 1.0f / (1ull << {-int(np.log2(LEAST_BROAD))});" in text
 
 
 @pytest.mark.parametrize("k", [256, 2048, 6144])

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pack_reference import LOW_UNIT, Split, joined, split
+from pack_reference import LOW_UNIT, Split, broad_parts, joined, split
 
 from multimm.gpu.emulated.configs import SLAB
 
@@ -48,7 +48,7 @@ class Scheme:
     promote: int = 3072
 
 
-def wgmma(acc: Array, a: Array, b: Array) -> Array:
+def wgmma(acc: Array, a: Array, b: Array, least: int = -14) -> Array:
     """acc + a @ b for 16 elements of k, as one instruction adds them.
 
     Each addend, `acc` too, is cut off after 25 fractional bits of the largest one's exponent, that
@@ -60,10 +60,12 @@ def wgmma(acc: Array, a: Array, b: Array) -> Array:
     acc : numpy.ndarray of float32, shape (m, n)
     a : numpy.ndarray of float16, shape (m, 16)
     b : numpy.ndarray of float16, shape (n, 16)
+    least : int, optional
+        Least exponent of the factors: -126 for bfloat16 and TF32 as float32, of TF32 8 at a time.
     """
     exponent = np.where(acc != 0, np.maximum(_exponent(acc), -126), _NONE)
-    ea = np.where(a != 0, np.maximum(_exponent(a), -14), _NONE)
-    eb = np.where(b != 0, np.maximum(_exponent(b), -14), _NONE)
+    ea = np.where(a != 0, np.maximum(_exponent(a), least), _NONE)
+    eb = np.where(b != 0, np.maximum(_exponent(b), least), _NONE)
     top = np.maximum(exponent, (ea[:, None, :] + eb[None, :, :]).max(axis=2))
     unit = np.ldexp(1.0, np.maximum(top, -400) - 25)
     products = a[:, None, :].astype(np.float64) * b[None, :, :].astype(np.float64)
@@ -185,6 +187,63 @@ def _corrected(acc: Array, ah: Array, bh: Array, al: Array, bl: Array) -> Array:
         acc = wgmma(acc, al[:, here], bh[:, here])
         acc = wgmma(acc, ah[:, here], bl[:, here])
     return acc
+
+
+def broad_model(
+    a: Array, b: Array, parts: int = 3, exponents: tuple[Array | None, Array | None] = (None, None)
+) -> Array:
+    """a @ b.T as kernels/sgemm_split.cu with BROAD computes it, k in one piece.
+
+    Parameters
+    ----------
+    a : numpy.ndarray of float32, shape (m, k)
+    b : numpy.ndarray of float32, shape (n, k)
+    parts : {3, 1}
+        3 for ``precision="float32"``, six products of bfloat16; 1 for ``"tf32"``.
+    exponents : (numpy.ndarray of int32 or None, likewise), optional
+        Of the rows of both, where they are stretches of longer ones.
+    """
+    (left, ea), (right, eb) = (
+        broad_parts(x, parts, e) for x, e in zip((a, b), exponents, strict=True)
+    )
+    pad = [(0, 0), (0, 0), (0, -a.shape[1] % SLAB)]
+    left, right = np.pad(left, pad), np.pad(right, pad)
+    zero, scheme = np.zeros((len(a), len(b)), np.float32), Scheme()
+    total = (_tf32_product if parts == 1 else _six_products)(left, right, zero, scheme)
+    return _unscaled(total, ea[:, None], eb[None, :])
+
+
+def _tf32_product(left: Array, right: Array, zero: Array, scheme: Scheme) -> Array:
+    """A slab is 32 k: sums are put aside twice as often as those of FP16."""
+    aside, total, length, step = zero, zero, left.shape[2], scheme.promote // 2
+    for first in range(0, length, step):
+        for k in range(first, min(first + step, length), 8):
+            total = wgmma(total, left[0, :, k : k + 8], right[0, :, k : k + 8], -126)
+        total = total + aside
+        if first + step < length:
+            aside = bfloat16(total)
+            total = total - aside
+    return total
+
+
+def _six_products(left: Array, right: Array, zero: Array, scheme: Scheme) -> Array:
+    kept, total, small = None, zero, zero
+    length, pairs = left.shape[2], ((1, 0), (0, 1), (1, 1))
+    for k in range(0, length, scheme.step):
+        steps = [slice(at, at + 16) for at in range(k, k + scheme.step, 16)]
+        fresh = zero
+        for at in steps:
+            fresh = wgmma(fresh, left[0, :, at], right[0, :, at], -126)
+        for group in (pairs, ((2, 0), (0, 2))):
+            for at in steps:
+                for i, j in group:
+                    small = wgmma(small, left[i, :, at], right[j, :, at], -126)
+        total, end = total + fresh, k + scheme.step
+        if end % scheme.fold == 0 or end >= length:
+            total, small = total + small, zero
+        if end % scheme.flush == 0 or end >= length:
+            kept, total = total if kept is None else total + kept, zero
+    return zero if kept is None else kept
 
 
 def _rests(left: Split, right: Split) -> Array:

@@ -6,6 +6,12 @@
 #pragma once
 
 #include "common/index.cuh"
+#ifdef BROAD
+#include "common/broad.cuh"
+constexpr int SHIFT = BROAD_SHIFT;  // rows are packed as numbers 2^SHIFT times as large
+#else
+constexpr int SHIFT = 0;
+#endif
 
 // Two neighbouring values of a row, of which `count` exist; `wide`: their addresses are aligned.
 __device__ __forceinline__ float2 load_pair(const float* from, index_t at, int count, bool wide) {
@@ -98,7 +104,7 @@ struct Finish {
     Scale a[2] = {};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (ea && 8 * h < rows) a[h] = scale_of(ea[8 * h]);
+      if (ea && 8 * h < rows) a[h] = scale_of(ea[8 * h] - SHIFT);
     }
     float2 before[2];  // the pairs left of those that are being made
 #pragma unroll
@@ -119,7 +125,7 @@ struct Finish {
 #pragma unroll
       for (int i = 0; i < TOGETHER; ++i) {
         const int j = first + i;
-        const Scale b[2] = {scale_of(e[i].x), scale_of(e[i].y)};
+        const Scale b[2] = {scale_of(e[i].x - SHIFT), scale_of(e[i].y - SHIFT)};
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           float2 pair;

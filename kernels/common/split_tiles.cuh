@@ -15,7 +15,11 @@ constexpr int B_TILES = TILE_N / TILE_ROWS;
 constexpr int FOLD = 32, FLUSH = 128;  // slabs: 2048 and 8192 k
 constexpr int PROMOTE = 48;            // slabs: 3072 k
 
+#ifdef BROAD
+static_assert(PARTS == 1 || PARTS == 3, "one product of TF32, or six of bfloat16");
+#else
 static_assert(PARTS == 1 || PARTS == 2, "one product, or three");
+#endif
 static_assert(TILE_N % TILE_ROWS == 0, "B is packed in tiles of 64 rows");
 
 // The tiles of D, slice by slice: thread block i takes number i, then i + gridDim.x, and so on.

@@ -11,6 +11,9 @@
 //
 // A sum is made of all 16 products and the old D at once, truncated at 25 fractional bits of the
 // largest and rounded towards zero.
+//
+// With BROAD factors are bfloat16 (PARTS 3), or TF32 (PARTS 1): of these 128 bytes hold 32, and one
+// instruction multiplies 8, which are 32 bytes, too.
 #pragma once
 
 #include "common/mbarrier.cuh"
@@ -55,34 +58,51 @@ __device__ __forceinline__ void products_wait() {
 #define NAMES_96 \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#if !defined(BROAD)
+#define FACTORS "f16.f16"
+#elif PARTS == 3
+#define FACTORS "bf16.bf16"
+#else
+#define FACTORS "tf32.tf32"
+#endif
+#if defined(BROAD) && PARTS == 1
+#define DEPTH "k8"
+#define ALONG_K ""  // nothing else is possible
+#else
+#define DEPTH "k16"
+#define ALONG_K ", 0, 0"
+#endif
 #define MULTIPLY(shape, d_names, a_name, b_name, add_name, ...)                             \
   asm volatile(                                                                             \
       "{\n"                                                                                 \
       ".reg .pred add;\n"                                                                   \
       "setp.ne.b32 add, " add_name ", 0;\n"                                                 \
-      "wgmma.mma_async.sync.aligned." shape ".f32.f16.f16 {" d_names "}, " a_name ", " b_name \
-      ", add, 1, 1, 0, 0;\n"                                                                \
+      "wgmma.mma_async.sync.aligned." shape DEPTH ".f32." FACTORS " {" d_names "}, " a_name   \
+      ", " b_name ", add, 1, 1" ALONG_K ";\n"                                               \
       "}\n"                                                                                 \
       : __VA_ARGS__                                                                         \
       : "l"(a), "l"(b), "r"(static_cast<int>(add)))
 
 // D = A * B', plus the old D if `add`.
 __device__ __forceinline__ void multiply(float (&d)[32], factor_t a, factor_t b, bool add) {
-  MULTIPLY("m64n64k16", NAMES_0, "%32", "%33", "%34", D_32(0));
+  MULTIPLY("m64n64", NAMES_0, "%32", "%33", "%34", D_32(0));
 }
 __device__ __forceinline__ void multiply(float (&d)[64], factor_t a, factor_t b, bool add) {
-  MULTIPLY("m64n128k16", NAMES_0 ", " NAMES_32, "%64", "%65", "%66", D_32(0), D_32(32));
+  MULTIPLY("m64n128", NAMES_0 ", " NAMES_32, "%64", "%65", "%66", D_32(0), D_32(32));
 }
 __device__ __forceinline__ void multiply(float (&d)[96], factor_t a, factor_t b, bool add) {
-  MULTIPLY("m64n192k16", NAMES_0 ", " NAMES_32 ", " NAMES_64, "%96", "%97", "%98", D_32(0),
+  MULTIPLY("m64n192", NAMES_0 ", " NAMES_32 ", " NAMES_64, "%96", "%97", "%98", D_32(0),
            D_32(32), D_32(64));
 }
 __device__ __forceinline__ void multiply(float (&d)[128], factor_t a, factor_t b, bool add) {
-  MULTIPLY("m64n256k16", NAMES_0 ", " NAMES_32 ", " NAMES_64 ", " NAMES_96, "%128", "%129",
+  MULTIPLY("m64n256", NAMES_0 ", " NAMES_32 ", " NAMES_64 ", " NAMES_96, "%128", "%129",
            "%130", D_32(0), D_32(32), D_32(64), D_32(96));
 }
 
 #undef MULTIPLY
+#undef ALONG_K
+#undef DEPTH
+#undef FACTORS
 #undef NAMES_96
 #undef NAMES_64
 #undef NAMES_32

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from multimm.cluster import main_guard
+from multimm.cluster import imports_ahead, main_guard
 from multimm.cluster.inspect.devices import driver_cuda, free_bytes, install_command
 from multimm.cluster.inspect.host_report import OPEN_LISTENERS
 from multimm.cluster.options import (
@@ -25,7 +25,8 @@ from multimm.cluster.options import (
     pool_bytes,
 )
 from multimm.cluster.plugins import pool_memory
-from multimm.errors import ClusterError, cause
+from multimm.errors import ClusterError, KernelError, cause
+from multimm.gpu.precompile import Compilation
 from multimm.gpu.runtime.trusted_files import open_folder
 
 if TYPE_CHECKING:
@@ -45,6 +46,12 @@ SEE = "see what they printed, and `multimm doctor`"
 THROUGH_HOST = (
     "GPU blocks travel over TCP, through the host's memory: some GB/s in place of NVLink's "
     'hundreds. protocol="ucxx", with distributed-ucxx installed, has them travel directly.'
+)
+
+#: Said where `start` waits for that.
+COMPILING = (
+    "workers have started, kernels for compute capability %s are still being compiled: once on a "
+    "machine, for some seconds"
 )
 
 
@@ -147,6 +154,25 @@ def start(
         options = _with_transport(options, protocol)
         _require_gpu_packages(options.protocol)
         _require_memory(options)
+    with ExitStack() as meanwhile:
+        compilations = [
+            meanwhile.enter_context(Compilation(capability, cores()))
+            for capability in sorted({gpu.capability for gpu in options.gpus} - {0})
+        ]
+        if options.gpus:
+            # A process that UCXX does not use keeps CUDA as it is: it may fork later.
+            uses_cuda = options.protocol == "ucxx"
+            ahead = imports_ahead.begin(imports_ahead.IN_CLIENT, driver=uses_cuda)
+            meanwhile.callback(ahead.join)
+        return _started(options, seldom_collect_garbage, compilations)
+
+
+def _started(
+    options: StartOptions,
+    seldom_collect_garbage: bool | None,
+    compilations: Sequence[Compilation],
+) -> Client:
+    """What `start` returns, when kernels are compiled too."""
     from multimm.cluster import dashboard
     from multimm.cluster.client import ClusterClient, set_up_cluster
     from multimm.cluster.first_start import measure_at_first_start
@@ -169,7 +195,7 @@ def start(
             # Whatever a worker process dies of comes back as RuntimeError, OSError, ...
             raise ClusterError(f"the workers did not start ({_root(error)}): {SEE}") from error
     try:
-        client = ClusterClient(cluster, timeout=CONNECT_SECONDS, security=security)
+        client = ClusterClient(cluster, timeout=CONNECT_SECONDS, security=options.security)
     except BaseException as error:
         cluster.close()
         if not isinstance(error, Exception):
@@ -181,12 +207,25 @@ def start(
     # A nanny that starts a worker again writes them into this process's environment again.
     client.borrowed = missing
     try:
+        _wait_for_kernels(compilations)
         set_up_cluster(client, overlap=True, seldom_garbage=seldom_garbage)
         measure_at_first_start(client)
     except BaseException:
         client.close()
         raise
     return client
+
+
+def _wait_for_kernels(compilations: Sequence[Compilation]) -> None:
+    """Nothing depends on it but time: what goes wrong is logged."""
+    for compilation in compilations:
+        if not compilation.is_over():
+            logger.warning(COMPILING, compilation.capability)
+        try:
+            compilation.wait()
+        except KernelError as error:
+            # A product that needs the kernel will say so again, to whom it concerns.
+            logger.warning("kernels were not compiled beforehand: %s", error)
 
 
 def _with_transport(options: StartOptions, asked: str | None) -> StartOptions:
@@ -265,8 +304,9 @@ def on_gpus(options: StartOptions) -> dict[str, Any]:
     return {
         "CUDA_VISIBLE_DEVICES": [gpu.ident for gpu in options.gpus],
         "rmm_pool_size": options.rmm_pool,
-        # A worker that replaces a killed one waits for the memory that this one had.
-        "preload": [pool_memory.__name__],
+        # What tasks need is imported while UCX starts; and a worker that replaces a killed one
+        # waits for the memory that this one had.
+        "preload": [imports_ahead.PRELOAD, pool_memory.__name__],
         # Without a pool there is nothing to share, and CuPy's own pool is the faster one.
         "rmm_allocator_external_lib_list": None if options.rmm_pool is None else "cupy",
         **_common(options),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 
+from multimm.contractions.einsum_chunks import Rule, limited_chunks
 from multimm.contractions.steps import Contraction, contraction
 from multimm.contractions.subscripts import of_einsum, of_lists, of_tensordot
 from multimm.errors import DTypeError, OptionError, ShapeError, integer
@@ -85,7 +86,8 @@ def einsum(
     Returns
     -------
     dask.array.Array, numpy.ndarray or cupy.ndarray
-        Of the operands' kind: lazy if one is a Dask array, in the chunks of `dask.array.einsum`.
+        Of the operands' kind: lazy if one is a Dask array. Each axis has its operand's chunks, cut
+        where blocks would be larger than Dask's ``array.chunk-size``.
 
     Raises
     ------
@@ -136,7 +138,8 @@ def tensordot(a: Any, b: Any, axes: Any = 2, *, precision: Precision = "float32"
     Returns
     -------
     dask.array.Array, numpy.ndarray or cupy.ndarray
-        The other axes of `a`, then those of `b`, in their order and their chunks.
+        The other axes of `a`, then those of `b`, in their order and in the chunks that `einsum`
+        gives them.
 
     Raises
     ------
@@ -291,7 +294,12 @@ def _vector(x: Array) -> Array:
     return x.reshape(-1) if x.size or not is_dask(x) else np.empty_like(x, shape=(0,))
 
 
-def einsum_steps(operands: Sequence[Any], dtype: Any = None, optimize: Any = True) -> Contraction:
+def einsum_steps(
+    operands: Sequence[Any],
+    dtype: Any = None,
+    optimize: Any = True,
+    rule: Rule = limited_chunks,
+) -> Contraction:
     """What `einsum` does, before it does it."""
     if not operands:
         raise OptionError("einsum without operands: give subscripts and arrays")
@@ -304,14 +312,14 @@ def einsum_steps(operands: Sequence[Any], dtype: Any = None, optimize: Any = Tru
         given = of_one_kind(operands[: 2 * len(lists) : 2])
         found = of_lists(lists, out, [x.shape for x in given])
     wanted = None if dtype is None else _castable(given, dtype)
-    return contraction(found, given, optimize, dtype=wanted)
+    return contraction(found, given, optimize, rule=rule, dtype=wanted)
 
 
-def tensordot_steps(a: Any, b: Any, axes: Any = 2) -> Contraction:
+def tensordot_steps(a: Any, b: Any, axes: Any = 2, rule: Rule = limited_chunks) -> Contraction:
     """What `tensordot` does, before it does it."""
     given = of_one_kind([a, b])
     found = of_tensordot(axes, given[0].shape, given[1].shape)
-    return contraction(found, given, split=False)
+    return contraction(found, given, rule=rule)
 
 
 def inner_steps(a: Any, b: Any) -> Contraction:
@@ -319,7 +327,7 @@ def inner_steps(a: Any, b: Any) -> Contraction:
     given = of_one_kind([a, b])
     summed = all(x.ndim for x in given)
     found = of_tensordot((-1, -1) if summed else 0, given[0].shape, given[1].shape)
-    return contraction(found, given, split=False)
+    return contraction(found, given)
 
 
 def vecdot_steps(a: Any, b: Any, axis: Any = -1) -> Contraction:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import dask.array as da
 import numpy as np
 from dask.array.core import common_blockdim
 
+from multimm.contractions.einsum_chunks import Rule, limited_chunks
 from multimm.contractions.pair import Matrices, Term, elementwise, matrices, roles
 from multimm.contractions.subscripts import Label, Labels, Subscripts, written
 from multimm.errors import OptionError, one_line
@@ -35,7 +35,7 @@ class Contraction(NamedTuple):
     terms: tuple[Term, ...]  #: as they were given
     out: Labels
     steps: tuple[Step, ...]
-    split: bool  #: chunks of the result become no larger than Dask's einsum makes them
+    rule: Rule  #: what the chunks of the result are
     asked: np.dtype[Any] | None = None  #: the dtype of the result, if it was asked for
 
     @property
@@ -114,20 +114,12 @@ class Contraction(NamedTuple):
         return np.empty(0, self.dtype).real.dtype if real else self.dtype
 
     def chunks(self, taken: Sequence[Term], step: Step) -> dict[Label, Blocks]:
-        """Chunks of what a step makes, by label: in the end those of Dask's own function."""
+        """Chunks of what a step makes, by label: in the end those of all operands."""
         terms = self.terms if step is self.steps[-1] else taken
         if not all(is_dask(term.array) for term in terms):
             return {}
-        if not self.split:
-            return {x: term.blocks(x) for term in terms for x in term.labels if x in step.out}
-        # What is summed over counts by its length alone: it need not be the same axis in both.
-        own = [
-            tuple(x if x in step.out else f"{x} of {n}" for x in term.labels)
-            for n, term in enumerate(terms)
-        ]
-        paper = [_on_paper(term, step.out, n) for n, term in enumerate(terms)]
-        made = da.einsum(written(own, step.out), *paper)
-        return dict(zip(step.out, made.chunks, strict=True))
+        labels, chunks = zip(*((term.labels, term.array.chunks) for term in terms), strict=True)
+        return self.rule(labels, chunks, step.out, self.dtype)
 
 
 def _on_diagonals(array: Array, labels: Labels) -> Term:
@@ -140,19 +132,12 @@ def _on_diagonals(array: Array, labels: Labels) -> Term:
     return Term(array, labels)
 
 
-def _on_paper(term: Term, out: Labels, number: int) -> da.Array:
-    """An array without tasks in the same chunks; what is summed over is one of the largest."""
-    each = zip(term.labels, term.array.chunks, strict=True)
-    chunks = tuple(own if label in out else (max(own),) for label, own in each)
-    return da.Array({}, f"on-paper-{number}", chunks, dtype=np.float32)
-
-
 def contraction(
     subscripts: Subscripts,
     arrays: Sequence[Array],
     optimize: Any = True,
     *,
-    split: bool = True,
+    rule: Rule = limited_chunks,
     dtype: np.dtype[Any] | None = None,
 ) -> Contraction:
     """The steps to a result.
@@ -164,8 +149,8 @@ def contraction(
         NumPy, CuPy or Dask arrays, all of one kind.
     optimize : bool, str, or sequence
         The order, as for `multimm.einsum`.
-    split : bool
-        Chunks of the result become no larger than Dask's einsum makes them.
+    rule : callable
+        What the chunks of the result are: a `Rule`.
     dtype : dtype, optional
         Of the result, to which all operands can be cast. Default: NumPy's for them.
     """
@@ -183,7 +168,7 @@ def contraction(
             current[place] = kept
     for places in _path(current, out, sizes, optimize):
         steps += _pairs(current, places, out)
-    return Contraction(given, out, tuple(steps), split, dtype)
+    return Contraction(given, out, tuple(steps), rule, dtype)
 
 
 def _pairs(current: list[Labels], places: tuple[int, ...], out: Labels) -> list[Step]:

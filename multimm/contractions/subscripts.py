@@ -86,10 +86,10 @@ def of_lists(terms: Sequence[Any], out: Any, shapes: Sequence[Shape]) -> Subscri
 
 
 def _spelled(term: str, whole: str) -> list[Label]:
-    found, rest = [], term.replace(" ", "")
+    found, rest = [], term.lstrip(" ")
     while rest:
         step = len(_DOTS) if rest.startswith(_DOTS) else 1
-        label, rest = rest[:step], rest[step:]
+        label, rest = rest[:step], rest[step:].lstrip(" ")  # none within an ellipsis
         if label != _DOTS and label not in _LETTERS:
             why = (
                 "a '.' that is not part of an ellipsis ('...')"

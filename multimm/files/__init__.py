@@ -31,7 +31,8 @@ class Format(NamedTuple):
     """What one file format can do."""
 
     inspect: Callable[[Location], StoredMatrix]
-    read: Callable[[StoredMatrix, Where], Any]
+    #: By so many threads, where the format allows it.
+    read: Callable[[StoredMatrix, Where, int], Any]
     #: Lays a matrix out in the empty file or folder at its path, and says how.
     create: Callable[..., StoredMatrix]
     write: Callable[[StoredMatrix, Where, Any], None]

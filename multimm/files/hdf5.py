@@ -176,8 +176,8 @@ def _shapes(file: Any) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def read(matrix: StoredMatrix, index: Where) -> Any:
-    """A copy of one block, of the files that were opened."""
+def read(matrix: StoredMatrix, index: Where, _: int = 1) -> Any:
+    """A copy of one block, of the files that were opened; HDF5 lets one thread in at a time."""
     h5py, inside = package("h5py"), matrix.inside
     assert inside is not None  # as `inspect` gives it
     check(matrix.sources)

@@ -12,7 +12,7 @@ import numpy as np
 from multimm.errors import FileFormatError
 from multimm.files import remote
 from multimm.files.identity import Source, State, of_stat, same, settled, state
-from multimm.files.storage_chunks import boxes, within
+from multimm.files.storage_chunks import boxes, fill
 from multimm.files.stored import NUMERIC_KINDS, Location, StoredMatrix, Where, allocate
 
 
@@ -101,7 +101,7 @@ def _received(matrix: StoredMatrix, index: Where, file: Any) -> np.ndarray[Any, 
     return np.frombuffer(content, matrix.dtype).reshape(window, order=order)[inside]
 
 
-def read(matrix: StoredMatrix, index: Where) -> Any:
+def read(matrix: StoredMatrix, index: Where, threads: int = 1) -> Any:
     """A copy of one block, of the file that was opened."""
     with remote.open_bytes(matrix.path) as file:
         for path, before in matrix.sources:
@@ -111,15 +111,18 @@ def read(matrix: StoredMatrix, index: Where) -> Any:
             raise FileFormatError(
                 f"{matrix.place}: its header is another than when it was opened; open it again"
             )
-        view = _received if matrix.place.remote else _map
+        if matrix.place.remote:  # of one connection
+            view, threads = _received, 1
+        else:
+            view = _map
         index = tuple(slice(*at.indices(n)) for at, n in zip(index, matrix.shape, strict=True))
         block = np.empty(
             [at.stop - at.start for at in index],
             matrix.dtype,
             order="F" if matrix.fortran else "C",
         )
-        for part in boxes(index, _row(matrix), matrix.dtype.itemsize):
-            block[within(part, index)] = view(matrix, part, file)
+        parts = list(boxes(index, _row(matrix), matrix.dtype.itemsize))
+        fill(block, index, parts, lambda part: view(matrix, part, file), threads)
         for path, before in matrix.sources:  # written to meanwhile
             same(path, before, _source(path, file).state)
     return block

@@ -15,7 +15,8 @@ in, MB:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from math import prod
 from typing import Any
@@ -57,6 +58,23 @@ def boxes(where: Where, unit: Sequence[int], itemsize: int, most: int = AT_ONCE)
         starts = range(first * edge, max(at.stop, at.start + 1), count * edge)
         cuts.append([slice(max(at.start, x), min(at.stop, x + count * edge)) for x in starts])
     yield from product(*reversed(cuts))
+
+
+def fill(
+    block: Any, where: Where, parts: Sequence[Where], read: Callable[[Where], Any], threads: int
+) -> None:
+    """Read the boxes of a rectangle into the block of it, so many at a time."""
+
+    def one(part: Where) -> None:
+        block[within(part, where)] = read(part)
+
+    if min(threads, len(parts)) < 2:
+        for part in parts:
+            one(part)
+        return
+    with ThreadPoolExecutor(min(threads, len(parts))) as pool:
+        for _ in pool.map(one, parts):
+            pass
 
 
 def within(box: Where, where: Where) -> Where:

@@ -27,12 +27,14 @@ from multimm.files.identity import (
     states,
 )
 from multimm.files.remote import file_system, is_remote, telling
-from multimm.files.storage_chunks import boxes, of_zarr, within
+from multimm.files.storage_chunks import boxes, fill, of_zarr
 from multimm.files.stored import Location, StoredMatrix, Where, choose_dataset, package
 
 METADATA = ("zarr.json", ".zarray", ".zgroup")
 #: Chunks that are asked for one by one, where nothing can be listed: 4 s at 32 in 30 ms.
 MOST_ASKED = 4096
+#: Bytes of storage chunks that are decoded at a time by several threads; arbitrary.
+DECODED = 10**9
 
 
 def inspect(place: Location) -> StoredMatrix:
@@ -254,7 +256,7 @@ def touched(matrix: StoredMatrix, index: Where) -> list[range]:
     ]
 
 
-def read(matrix: StoredMatrix, index: Where) -> Any:
+def read(matrix: StoredMatrix, index: Where, threads: int = 1) -> Any:
     """A copy of one block, of the chunks that were there when the matrix was opened."""
     check(matrix.sources)
     array = _array(matrix)
@@ -265,21 +267,26 @@ def read(matrix: StoredMatrix, index: Where) -> Any:
         )
     _check_chunks(matrix, array, index)
     try:
-        block = _decoded(array, index)
+        block = _decoded(array, index, _at_a_time(matrix, threads))
     finally:
         _check_chunks(matrix, array, index)  # written to meanwhile
     check(matrix.sources)
     return block
 
 
-def _decoded(array: Any, index: Where) -> Any:
+def _at_a_time(matrix: StoredMatrix, threads: int) -> int:
+    """How many threads decode: what they hold beside the block stays below `DECODED`."""
+    each = matrix.storage.decoding if matrix.storage else 0
+    return max(1, min(threads, DECODED // max(1, each)))
+
+
+def _decoded(array: Any, index: Where, threads: int) -> Any:
     """A copy of one block, with few storage chunks in memory beside it."""
     parts = list(boxes(index, array.chunks, array.dtype.itemsize))
     if len(parts) == 1:
         return np.asarray(array[index])
     block = np.empty([at.stop - at.start for at in index], array.dtype)
-    for part in parts:
-        block[within(part, index)] = array[part]
+    fill(block, index, parts, array.__getitem__, threads)
     return block
 
 

@@ -26,10 +26,12 @@ RESIDUAL_CAP = 1024
 
 #: Compile-time parameters that say when a kernel is to do nothing, or what it leaves out.
 Guard = tuple[tuple[str, int], ...]
-#: Compile a kernel so that it does nothing unless an operand is refused, or if one is: its last
-#: argument is the address of what packing has counted. See common/refused.cuh.
+#: Compile a kernel so that it does nothing unless an operand is refused, or if one is, or unless
+#: the range of a row is too wide: its last argument is the address of what packing has counted. See
+#: common/refused.cuh.
 IF_REFUSED: Guard = (("GUARDED", RESIDUAL_CAP), ("REFUSED", 1))
 UNLESS_REFUSED: Guard = (("GUARDED", RESIDUAL_CAP), ("REFUSED", 0))
+IF_BROAD: Guard = (("GUARDED", RESIDUAL_CAP), ("REFUSED", 2))
 #: Compile a kernel of products so that it leaves out tiles above the diagonal of a square D.
 LOWER: Guard = (("LOWER", 1),)
 

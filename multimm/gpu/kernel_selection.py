@@ -36,9 +36,6 @@ LARGE = 1024
 #: long to launch as the former.
 ALONE = 2**33
 
-#: Says why a product did not run as it was chosen to, or None.
-Unless = Callable[[], "str | None"]
-
 
 class Choice(NamedTuple):
     """A kernel and why it was taken."""
@@ -129,27 +126,31 @@ def _why_not(sizes: GemmSizes, precision: Precision, device: Device) -> str | No
     return None
 
 
+#: Says how a product was computed after all.
+WhatRan = Callable[[], Choice]
+
+
 class _Noted(threading.local):
     """What the last product of a thread ran with."""
 
     choice: Choice | None = None
-    unless: Unless | None = None
+    what_ran: WhatRan | None = None
 
 
 _noted = _Noted()
 
 
-def note(choice: Choice, unless: Unless | None = None) -> None:
+def note(choice: Choice, what_ran: WhatRan | None = None) -> None:
     """Keep a choice for `last_choice`, and log it.
 
     Parameters
     ----------
     choice : Choice
-    unless : callable, optional
-        Returns why the product was computed with FP32 multiply-adds all the same, or None. It is
-        called when somebody asks, for it waits for the GPU.
+    what_ran : callable, optional
+        Returns what the data made of the choice. It is called when somebody asks, for it waits for
+        the GPU.
     """
-    _noted.choice, _noted.unless = choice, unless
+    _noted.choice, _noted.what_ran = choice, what_ran
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug("%s for %s: %s", *choice)
 
@@ -159,10 +160,6 @@ def last_choice() -> Choice | None:
 
     What the tensor cores compute depends on the data: then this waits for the product.
     """
-    choice, unless = _noted.choice, _noted.unless
-    if choice is not None and unless is not None:
-        reason = unless()
-        if reason is not None:
-            choice = Choice(FFMA, choice.precision, reason)
-        _noted.choice, _noted.unless = choice, None
-    return choice
+    if _noted.what_ran is not None:
+        _noted.choice, _noted.what_ran = _noted.what_ran(), None
+    return _noted.choice

@@ -1,25 +1,46 @@
-"""The kernels that most products launch, compiled to files by many threads at once.
+"""The kernels that most products launch, compiled to files by many processes at once.
 
 One by one, as products ask for them, they take up to three seconds each on the first day of a
-machine, before the first task and in the middle of products of other kinds.
+machine, before the first task and in the middle of products of other kinds. Processes, because
+NVRTC lets the threads of one wait for each other. They need no GPU: they work while workers start.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from itertools import product
 from typing import NamedTuple
 
-from multimm.gpu.arch import IF_REFUSED, LOWER, UNLESS_REFUSED, ArchLimits, limits_for
+from multimm.errors import KernelError, cause
+from multimm.gpu.arch import (
+    IF_BROAD,
+    IF_REFUSED,
+    LOWER,
+    UNLESS_REFUSED,
+    ArchLimits,
+    Guard,
+    limits_for,
+)
 from multimm.gpu.elementwise import complex_parts
 from multimm.gpu.elementwise.batched_copy import DEFINES
 from multimm.gpu.elementwise.reduce import CAPACITIES
 from multimm.gpu.elementwise.reduce import config_for as sum_config
 from multimm.gpu.elementwise.transpose import config_for as transpose_config
+from multimm.gpu.emulated import broad
 from multimm.gpu.emulated.configs import (
+    BROAD_PRODUCTS,
     PARTS,
     PRODUCTS,
+    SplitEntry,
     entries_for,
     held_on,
     pack_defines,
@@ -27,16 +48,23 @@ from multimm.gpu.emulated.configs import (
     residual_defines,
 )
 from multimm.gpu.runtime import file_cache
+from multimm.gpu.runtime.jit import kept_stems
 from multimm.gpu.runtime.kernel_source import kernel_text
-from multimm.gpu.runtime.launch import file_for
+from multimm.gpu.runtime.launch import file_for, stem_for
 from multimm.gpu.simt.configs import INSTEAD, REGISTRY, entry_named
 from multimm.gpu.simt.load_paths import alike, widest
+
+logger = logging.getLogger(__name__)
 
 #: Configurations of large blocks in plain FP32, and of symmetric products of tall ones.
 LARGE, TALL = ("large", "turned", "quick", "quick_turned"), ("wide",)
 #: Of a GPU that is asked about: it decides nothing here, large products fill any number of them.
 _MULTIPROCESSORS = 132
 _BOTH = (False, True)
+#: Processes of a compilation: one takes 200 MB of memory.
+MOST_PROCESSES = 32
+#: What else starts meanwhile has the cores first.
+NICE = 10
 #: Rows and columns of a block that is turned; any large ones.
 _LARGE_SIDE = 8192
 
@@ -63,7 +91,9 @@ def wanted(capability: int) -> Iterator[Wanted]:
         yield Wanted("complex_mirror.cu", complex_parts.MIRROR_DEFINES)
     turn = transpose_config(4, 16, _LARGE_SIDE, _LARGE_SIDE)
     yield Wanted(f"{turn.entry}.cu", tuple(turn.defines().items()))
-    guards = ((), UNLESS_REFUSED, IF_REFUSED) if paying else ((),)
+    guards: tuple[Guard, ...] = ((), UNLESS_REFUSED, IF_REFUSED) if paying else ((),)
+    if _broad(limits_for(capability), paying):
+        guards += (IF_BROAD,)
     for parts, guard in product(CAPACITIES, guards):
         defines = (*sum_config(4, parts, 16).defines().items(), *guard)
         yield Wanted("add_partials.cu", defines)
@@ -84,6 +114,7 @@ def _packed(
 ) -> Iterator[Wanted]:
     """Packing, products on tensor cores, and what stands in for them."""
     entries = [x for precision in paying for x in entries_for(limits, PRODUCTS[precision])]
+    entries += _broad(limits, paying)
     for config, lower in product((entry.config for entry in entries), ((), LOWER)):
         yield Wanted(f"{config.entry}.cu", (*config.defines().items(), *lower), config.specific)
     narrow = [loads | {"WIDE_A": 0, "WIDE_B": 0} for loads in turns]
@@ -94,35 +125,118 @@ def _packed(
     for parts in (PARTS[precision] for precision in paying):
         yield Wanted("split_pack.cu", pack_defines(parts, held_on(limits)))
         yield Wanted("split_residuals.cu", residual_defines(parts))
+    if _broad(limits, paying):
+        yield from (Wanted("broad_pack.cu", broad.pack_defines(precision)) for precision in paying)
 
 
-def compile_files(capability: int, threads: int, rank: int = 0, ranks: int = 1) -> None:
-    """Compile what is not in the cache yet; do nothing where nothing can be kept.
+def _broad(limits: ArchLimits, paying: Sequence[str]) -> list[SplitEntry]:
+    """Products of data of a wide range."""
+    return [x for precision in paying for x in entries_for(limits, BROAD_PRODUCTS[precision])]
+
+
+class Compilation:
+    """A process, with more below it, that compiles what is not in the cache yet.
+
+    Nothing is compiled where nothing can be kept. To leave the context ends what still runs.
 
     Parameters
     ----------
     capability : int
         Compute capability, 90 for sm_90.
-    threads : int
-        How many of this process compile at a time.
+    processes : int
+        How many compile at a time, at most.
     rank, ranks : int, optional
-        This one among the processes that do the same in one cache: each begins elsewhere, and
-        finds what others have compiled meanwhile.
-
-    Raises
-    ------
-    KernelError
-        A kernel does not compile.
+        This one among those that do the same in one cache: each begins elsewhere, and finds what
+        others have compiled meanwhile.
     """
+
+    def __init__(self, capability: int, processes: int, rank: int = 0, ranks: int = 1) -> None:
+        self.capability = capability
+        asked = json.dumps([sys.path, capability, processes, rank, ranks])
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, asked],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # so that all of them can be ended, and no Ctrl-C is printed
+        )
+
+    def is_over(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return self._process.poll() is not None
+
+    def wait(self) -> None:
+        """Wait for the end.
+
+        Raises
+        ------
+        KernelError
+            A kernel does not compile.
+        """
+        said, _ = self._process.communicate()
+        if self._process.returncode:
+            raise KernelError(said.strip().rpartition("\n")[2] or "the compiler's process ended")
+
+    def __enter__(self) -> Compilation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.is_over():
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+#: The same modules as in this process, and not the script that it runs.
+_PROGRAM = """\
+import json, sys
+sys.path[:], *asked = json.loads(sys.argv[1])
+from multimm.gpu.precompile import compile_absent
+compile_absent(*asked)
+"""
+
+
+def compile_files(capability: int, processes: int, rank: int = 0, ranks: int = 1) -> None:
+    """Have a `Compilation` compile what is not in the cache yet, and wait for it."""
+    if absent(capability):
+        with Compilation(capability, processes, rank, ranks) as compilation:
+            compilation.wait()
+
+
+def absent(capability: int) -> list[Wanted]:
+    """What `wanted` asks for and the cache does not hold; nothing if nothing can be kept there."""
     if file_cache.obstacle():
-        return
-    jobs = list(wanted(capability))
-    first = rank * len(jobs) // ranks
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda job: _compile(job, capability), jobs[first:] + jobs[:first]))
+        return []
+    kept = kept_stems()
+    return [
+        job
+        for job in wanted(capability)
+        if stem_for(_text(job), job.file, capability, specific=job.specific) not in kept
+    ]
+
+
+def compile_absent(capability: int, processes: int, rank: int, ranks: int) -> None:
+    """The program of a `Compilation`; prints what went wrong last."""
+    os.nice(NICE)
+    try:
+        jobs = absent(capability)
+        first = rank * len(jobs) // ranks
+        jobs = jobs[first:] + jobs[:first]
+        count = max(1, min(processes, MOST_PROCESSES, len(jobs)))
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(count, spawn) as pool:
+            list(pool.map(_compile, jobs, [capability] * len(jobs)))
+    except Exception as error:
+        raise SystemExit(cause(error)) from None
 
 
 def _compile(job: Wanted, capability: int) -> None:
-    text = kernel_text(job.file, dict(job.defines))
-    with file_for(text, job.file, capability, specific=job.specific):
+    with file_for(_text(job), job.file, capability, specific=job.specific):
         pass
+
+
+def _text(job: Wanted) -> str:
+    return kernel_text(job.file, dict(job.defines))

@@ -9,7 +9,7 @@ import numpy as np
 
 from multimm.gpu.emulated import gemm as emulated_gemm
 from multimm.gpu.emulated import multiply
-from multimm.gpu.emulated.configs import PRODUCTS, SplitConfig, pays, stretch_of
+from multimm.gpu.emulated.configs import PRODUCTS, SplitConfig, broad_pays, pays, stretch_of
 from multimm.gpu.emulated.pack import pack
 from multimm.gpu.emulated.packed import PackedBlock, check_pair
 from multimm.gpu.kernel_selection import (
@@ -211,12 +211,16 @@ def _of_packed(
         b = pack(b, side="b", trans=trans_b, scheme=scheme)
     check_pair(a, b)
     sizes, refused = GemmSizes(a.rows, b.rows, a.k), a.refused or b.refused
-    choice = choose_packed(sizes, scheme, refused, device_of(a.device_id))
+    device = device_of(a.device_id)
+    choice = choose_packed(sizes, scheme, refused, device)
     if choice.kernel == SPLIT:
         return multiply.gemm(a, b, choice, **options)
     if a.raw is None or b.raw is None:
         not_captured("a packed operand is unpacked first", "multiply the arrays")
-    options |= {"precision": "ieee", "config": None}
+    finite = refused is not None and not (a.nonfinite or b.nonfinite)
+    broad = finite and broad_pays(a.rows, b.rows, a.k, scheme, device)
+    options |= {"precision": scheme if broad else "ieee", "config": None}
     result = gemm(a.unpack(), b.unpack(), **options)
-    note(choice)
+    if not broad:  # which depends on the data
+        note(choice)
     return result

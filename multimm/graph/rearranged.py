@@ -71,6 +71,11 @@ class _Change(NamedTuple):
     axes: Index
     shape: Shape
 
+    @property
+    def views(self) -> bool:
+        """Whether nothing of a block in C order is copied."""
+        return self.axes == tuple(range(len(self.axes)))
+
 
 @named
 def rearrange(block: Block, change: _Change) -> Block:

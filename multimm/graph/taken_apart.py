@@ -20,7 +20,7 @@ from multimm.graph.rearranged import RearrangedLayer, rearrange
 
 
 def of_stored_blocks(array: da.Array) -> da.Array:
-    """The same product; tasks rearrange those operand blocks themselves that one of them takes.
+    """The same product; tasks rearrange operand blocks themselves, if none is copied twice for it.
 
     Parameters
     ----------
@@ -35,30 +35,32 @@ def of_stored_blocks(array: da.Array) -> da.Array:
     sources = [name for name in needs[array.name] if isinstance(layers[name], RearrangedLayer)]
     flat: dict[Key, Any] = {key: task for name in sources for key, task in layers[name].items()}
     used = Counter(key for task in layer.values() for key in task.dependencies if key in flat)
-    # Of a block that is cut, all would travel.
-    once = {key: flat[key] for key, uses in used.items() if uses == 1 and whole(flat[key])}
-    if not once:
+    own = {key: flat[key] for key, uses in used.items() if _made_by_users(flat[key], uses)}
+    if not own:
         return array
-    tasks = {key: _with_inputs_made(task, once) for key, task in layer.items()}
+    tasks = {key: _with_inputs_made(task, own) for key, task in layer.items()}
     layers[array.name] = ProductLayer(tasks, layer.owners, layer.workers)
     for name in sources:
-        if layers[name].keys() & once.keys():
+        if layers[name].keys() & own.keys():
             needs[array.name] |= needs[name]
-        if used.keys() & layers[name].keys() <= once.keys():
+        if used.keys() & layers[name].keys() <= own.keys():
             needs[array.name].discard(name)
             if not any(name in others for others in needs.values()):
                 del layers[name], needs[name]
     return da.Array(HighLevelGraph(layers, needs), array.name, array.chunks, meta=array._meta)
 
 
-def whole(task: Task) -> bool:
-    """Whether a task of `rearrange` takes all of its block."""
+def _made_by_users(task: Task, uses: int) -> bool:
+    """Whether so many tasks rearrange a block themselves: one alone, or several that copy nothing.
+
+    Of a block that is cut, all would travel.
+    """
     _, change = task.args
-    return change.where is None
+    return change.where is None and (uses == 1 or change.views)
 
 
-def _with_inputs_made(task: BlockTask, once: Mapping[Key, Task]) -> BlockTask:
-    own = {key: once[key] for key in task.dependencies if key in once}
+def _with_inputs_made(task: BlockTask, made_here: Mapping[Key, Task]) -> BlockTask:
+    own = {key: made_here[key] for key in task.dependencies if key in made_here}
     if not own:
         return task
     made = task.substitute(own)

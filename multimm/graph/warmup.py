@@ -1,9 +1,9 @@
-"""Compile what block products launch, before the first of them has to wait for it.
+"""Do once what block products would wait for the first time: compile, load, pin memory.
 
-Compiling takes a second or two where nothing is cached on disk, and some tenths where it is. What
-only some data needs would take them in the middle of a product: the kernels, ours and CuPy's, for
-elements that packed parts do not carry, of which normal data has a handful in a large block. So
-the operands here have such elements.
+Compiling takes seconds where nothing is cached on disk, and loading some tenths. What only some
+data needs would take them in the middle of a product: the kernels, ours and CuPy's, for elements
+that packed parts do not carry, of which normal data has a handful in a large block. So the
+operands here have such elements.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dask.system import CPU_COUNT
 
 from multimm.gpu.elementwise.reduce import CAPACITIES
 from multimm.gpu.kernel_selection import PRECISIONS
-from multimm.gpu.precompile import compile_files
+from multimm.gpu.precompile import absent, compile_files
 from multimm.graph.block_task import Block
 from multimm.graph.lowering.rechunk import join
 from multimm.graph.lowering.sub_blocks import SubBlocks
@@ -34,13 +34,29 @@ TALL_SIDE, TALL_K = 2048, 32768
 SMALL = 1e-12
 
 
-def compile_kernels(rank: int = 0, ranks: int = 1) -> None:
-    """Compile on all cores, then run every kind of task once on this process's current GPU.
+def are_compiled() -> bool:
+    """Whether there is nothing to compile for this process's current GPU."""
+    return not absent(_capability())
+
+
+def compile_kernels(rank: int, ranks: int) -> None:
+    """Compile what is not in the cache yet, on a share of this host's cores.
 
     Parameters
     ----------
-    rank, ranks : int, optional
+    rank, ranks : int
         This process's number among those that do the same on this host.
+
+    Raises
+    ------
+    KernelError
+        A kernel does not compile, or the GPU is too old.
+    """
+    compile_files(_capability(), max(1, int(CPU_COUNT) // ranks), rank, ranks)
+
+
+def run_tasks() -> None:
+    """Run every kind of task that needs no host memory once on this process's current GPU.
 
     Raises
     ------
@@ -51,8 +67,6 @@ def compile_kernels(rank: int = 0, ranks: int = 1) -> None:
     """
     import cupy
 
-    capability = int(cupy.cuda.Device().compute_capability)
-    compile_files(capability, max(1, int(CPU_COUNT) // ranks), rank, ranks)
     a, b = _operand(cupy, (SIDE, K)), _operand(cupy, (K, SIDE))
     tall = _operand(cupy, (TALL_K, TALL_SIDE))
     cupy.cuda.get_current_stream().synchronize()
@@ -72,9 +86,25 @@ def compile_kernels(rank: int = 0, ranks: int = 1) -> None:
     add(partial, transpose(partial), step=step)
     whole = (slice(0, SIDE), slice(0, SIDE))
     join(SubBlocks([partial], ((whole, whole),), (partial.shape,), partial.shape))
-    download(upload(np.ones((SIDE, K), FLOAT32)))
     for count in CAPACITIES:  # a kernel each, for parts of k as for slices of it
         add(*[partial[:1]] * count, step=step)
+
+
+def copy_both_ways() -> None:
+    """Copy a block to this process's current GPU and back, through memory that is pinned for it.
+
+    Raises
+    ------
+    MemoryError
+        Some MB are not free.
+    """
+    download(upload(np.ones((SIDE, K), FLOAT32)))
+
+
+def _capability() -> int:
+    import cupy
+
+    return int(cupy.cuda.Device().compute_capability)
 
 
 def _operand(cupy: Any, shape: tuple[int, int]) -> Block:

@@ -177,7 +177,7 @@ class MatmulPlan:
     @property
     def seconds(self) -> float:
         """Predicted time."""
-        return time.total_seconds(self.time_terms)
+        return time.total_seconds(self.time_terms, self.used.slowest.kind)
 
     @cached_property
     def memory_terms(self) -> Terms:

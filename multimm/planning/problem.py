@@ -74,6 +74,8 @@ class Problem:
         empty for all other operands.
     symmetric : bool
         B is the transpose of A itself: the same values, not just the same shape.
+    same : str
+        A and B are one array: ``"plain"``, or B is its transpose, ``"turned"``. Else empty.
     awaited : bool
         Blocks of an operand are still to be made, nobody knows in what time.
     uploaded : tuple of str
@@ -99,6 +101,7 @@ class Problem:
     pack: str = ""
     exact: str = ""
     symmetric: bool = False
+    same: str = ""
     awaited: bool = False
     uploaded: tuple[str, ...] = ()
     downloaded: bool = False

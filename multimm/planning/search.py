@@ -32,6 +32,8 @@ from multimm.planning.work.symmetric import FREE_PLACES
 SOME_K_TILES, K_TILES = (0.125, 0.5), (0.0625, 0.25, 1, 2, 4)
 FINER = ((1, 1), (1, 2), (2, 1), (2, 2))  # rows of blocks, and columns
 FINER_SYMMETRIC = tuple((finer, finer) for finer in (0.5, 1, 1.5, 2, 3, 4, 6, 8))
+#: Blocks as they are.
+AS_THEY_COME = Cut(given=True, joined=False)
 #: Only the best so many arrangements, cut as usual, are cut in other ways. Of regular blocks the
 #: fifth may be the best: of 65536 squares in chunks of 1000 on four CPU workers by 2 %.
 ARRANGEMENTS = 5
@@ -72,7 +74,10 @@ def candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> dict
     arrangements = _arrangements(problem.symmetric, cluster.workers, options.p_k)
     if problem.symmetric and problem.m <= most and arrangements:
         found = _searched(problem, cluster, options)
-        halves = {x: rank for x, rank in found.items() if x.mirrors and x.flops < problem.flops}
+        whole = time.knows_transposes(problem, cluster.slowest)
+        halves = {
+            x: r for x, r in found.items() if x.mirrors and (whole or x.flops < problem.flops)
+        }
     # With given blocks the bits must not depend on the workers, nor may what is mirrored.
     if halves and (options.blocks is not None or _ahead_of_all(halves, problem, cluster)):
         return halves
@@ -115,8 +120,15 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
     if problem.chunked:
         # They may be cut as an arrangement wants them that, cut as usual, is none of the best.
         for grid in arrangements:
-            cut_as(grid, Cut(given=True))
+            for cut in given_cuts(cluster):
+                cut_as(grid, cut)
     return refined(ranks, cluster, options)
+
+
+def given_cuts(cluster: ClusterSpec) -> tuple[Cut, ...]:
+    """Cuts into the operands' own chunks: tiny ones joined, and on CPUs as they are, too."""
+    joined = Cut(given=True)
+    return (joined, AS_THEY_COME) if cluster.slowest.kind == "cpu" else (joined,)
 
 
 def refined(
@@ -248,4 +260,5 @@ def rank_of(layout: Schedule, cluster: ClusterSpec, held: memory.Held) -> Rank:
     too_large = memory.excess((stay, {}), cluster) > 0
     spilled = memory.excess((stay, spill), cluster)
     terms = time.seconds(layout, cluster, moved.busiest, spilled)
-    return Rank(too_large, time.total_seconds(terms), moved.total, layout.parts, layout.grid.p_n)
+    total = time.total_seconds(terms, cluster.slowest.kind)
+    return Rank(too_large, total, moved.total, layout.parts, layout.grid.p_n)

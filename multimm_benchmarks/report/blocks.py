@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from multimm_benchmarks.records import ROOT, Record
-from multimm_benchmarks.report import gallery, prediction, scaling_tables, tables
+from multimm_benchmarks.report import gallery, prediction, reach_tables, scaling_tables, tables
 from multimm_benchmarks.report.runs import REHEARSAL, SCALING, Runs, missing
 from multimm_benchmarks.report.runs import origin as origin_of
 from multimm_benchmarks.report.split_tables import accuracy, split
@@ -39,6 +39,9 @@ TABLES: dict[str, tuple[str, Callable[[list[Record]], str]]] = {
     "matvec": ("matvec", tables.matvec),
     "latency": ("latency", tables.latency),
     "split": ("split", split),
+    "wide-range": ("wide-range", reach_tables.wide_range),
+    "dtypes": ("dtypes", reach_tables.dtypes),
+    "contractions": ("contractions", reach_tables.contractions),
     "accuracy": ("accuracy", accuracy),
     "python": ("python", tables.python),
     "python-grid": ("python", tables.python_grid),

@@ -34,7 +34,8 @@ class Computer(NamedTuple):
 #: All suites, as their files are called.
 SUITES = (
     *("scaling", "rehearsal", "split", "ffma", "awkward", "matvec"),
-    *("accuracy", "transpose", "add", "latency", "ladder", "python"),
+    *("accuracy", "transpose", "add", "latency", "ladder", "python", "dtypes", "contractions"),
+    "wide-range",
 )
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from cuda_on_cpu.operands import placed
 from cuda_on_cpu.products import Case
 from cuda_on_cpu.program import Buffer, Launch, Pointer
-from multimm.gpu.arch import tiles_of
-
-THREADS, TILE_M, SLAB = 256, 128, 64
+from cuda_on_cpu.split_products import SLAB, THREADS, TILE_M, Product
 
 
 def integer_tiles(x: np.ndarray) -> np.ndarray:
@@ -25,24 +22,6 @@ def integer_tiles(x: np.ndarray) -> np.ndarray:
     swizzled = np.empty_like(tiles)
     swizzled[:, :, row, piece ^ row % 8] = tiles[:, :, row, piece]
     return swizzled.reshape(-1)
-
-
-@dataclass(frozen=True)
-class Product:
-    """A product of packed integers, and how it is launched."""
-
-    m: int
-    n: int
-    k: int
-    most: int = 128
-    promote: int = 16
-    p: bool = False
-    as_float: bool = False
-    step: int = 0
-    blocks: int = 3
-    extra: int = 0
-    offset: int = 0
-    extreme: bool = False  #: all elements are as large as they can be
 
 
 def _products(tile_n: int) -> tuple[Product, ...]:
@@ -76,26 +55,20 @@ def _case(x: Product, seed: int, defines: Mapping[str, int]) -> Case:
         np.full((rows, x.k), -x.most) if x.extreme else rng.integers(-x.most, x.most, (rows, x.k))
         for rows in (x.m, x.n)
     )
-    slabs = -(-x.k // SLAB)
-    slices = -(-slabs // x.step) if x.step else 1
     assert x.promote * SLAB * x.most**2 <= 2**24
     buffers = [Buffer.of(integer_tiles(z).view(np.uint16)) for z in (a, b)]
-    d = placed((slices, x.m, x.n), "i4", extra=x.extra, offset=x.offset, gap=5)
+    d = placed((x.slices, x.m, x.n), "i4", extra=x.extra, offset=x.offset, gap=5)
     p = placed((1, x.m, x.n), "i4", extra=x.extra, offset=x.offset)
     p = p.holding(rng.integers(-(2**31), 2**31, (1, x.m, x.n)).astype(np.int32))
     buffers += [d.buffer, p.buffer]
     to_p, ldp, _ = p.arguments(3)
     to_d, ldd, stride = d.arguments(2)
     arguments: list[object] = [
-        x.m, x.n, slabs, x.step, 1.0, 0.0, Pointer(0), None, Pointer(1), None, None, 0,
+        x.m, x.n, x.slabs, x.step, 1.0, 0.0, Pointer(0), None, Pointer(1), None, None, 0,
         to_p if x.p else None, ldp if x.p else 0, to_d, ldd, stride if x.step else 0, None,
         x.promote, int(x.as_float),
     ]  # fmt: skip
-    tiles = tiles_of(x.m, x.n, TILE_M, defines["TILE_N"], "LOWER" in defines) * slices
-    launch = Launch(
-        "sgemm_split_mma", (min(tiles, x.blocks), 1, 1), THREADS, arguments, buffers,
-        defines["SLOTS"] * (TILE_M + defines["TILE_N"]) * 64, seed, what=f"sgemm_split_mma {x}",
-    )  # fmt: skip
+    launch = x.launch(arguments, buffers, defines, seed)
     expected = list(buffers)
     expected[2] = d.holding(_result(x, a, b, d.view, p.view, defines)).buffer
     return Case(launch, expected)
@@ -105,20 +78,12 @@ def _result(
     x: Product, a: np.ndarray, b: np.ndarray, before: np.ndarray, p: np.ndarray,
     defines: Mapping[str, int],
 ) -> np.ndarray:  # fmt: skip
-    """In 64 bits, then modulo 2^32; the bits of a float32; tiles above the diagonal as before."""
-    length = x.step * SLAB or x.k
-    sums = np.stack([
-        a[:, start : start + length] @ b[:, start : start + length].T
-        for start in range(0, x.k, length)
-    ])  # fmt: skip
+    """In 64 bits, then modulo 2^32; the bits of a float32."""
+    sums = x.sums(a, b)
     made = (sums + p if x.p else sums).astype(np.int32)
     if x.as_float:
         made = made.astype(np.float32).view(np.int32)
-    if "LOWER" in defines:
-        last_row = np.arange(x.m)[:, None] // TILE_M * TILE_M + TILE_M - 1
-        reached = np.arange(x.n) // defines["TILE_N"] * defines["TILE_N"] <= last_row
-        made = np.where(reached, made, before)
-    return made
+    return x.written(made, before, defines)
 
 
 def integer_pack_cases(defines: Mapping[str, int]) -> Iterator[Case]:

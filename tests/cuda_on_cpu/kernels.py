@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from cuda_on_cpu import products
+from cuda_on_cpu.broad import broad_cases
 from cuda_on_cpu.complex_parts import mirror_cases, parts_cases
 from cuda_on_cpu.elementwise import add_cases, copy_cases, transpose_cases
 from cuda_on_cpu.integers import integer_cases, integer_pack_cases
@@ -73,7 +74,11 @@ def product(file: str, entry: str, signature: Signature, tile: Tile, *, full: bo
             wide = (bool(defines.get("WIDE_A")), bool(defines.get("WIDE_B")))
             yield products.product_case(entry, tile, signature, turned.with_whole_rows(*wide), seed)
 
-    made = (lambda: products.guarded(cases(), refused=True)) if defines.get("GUARDED") else cases
+    made = (
+        (lambda: products.guarded(cases(), way=defines["REFUSED"]))
+        if defines.get("GUARDED")
+        else cases
+    )
     return Variant(file, tuple(defines.items()), made, arch)
 
 
@@ -138,7 +143,7 @@ def add(element_bytes: int, capacity: int, vector: int, unroll: int, parts: int,
 
     def cases() -> Iterable[Case]:
         return (
-            products.guarded(add_cases(defines, parts), refused=bool(more["REFUSED"]))
+            products.guarded(add_cases(defines, parts), way=more["REFUSED"])
             if more
             else add_cases(defines, parts)
         )
@@ -168,6 +173,12 @@ def pack(parts: int, arch: int = 900) -> Variant:
     """The split of float32 operands into FP16 parts."""
     defines = {"PARTS": parts, "BLOCKS": 1, "HELD": 3, "CAP": 40}
     return Variant("split_pack.cu", tuple(defines.items()), lambda: pack_cases(defines), arch)
+
+
+def broad_pack(parts: int, arch: int = 900) -> Variant:
+    """Float32 operands as numbers of a wide range."""
+    defines = {"PARTS": parts, "BLOCKS": 1, "CAP": products.CAP}
+    return Variant("broad_pack.cu", tuple(defines.items()), lambda: broad_cases(parts), arch)
 
 
 def unpack(parts: int) -> Variant:
@@ -257,6 +268,7 @@ TABLE: tuple[Variant, ...] = (
     add(8, 8, 2, 1, 3),
     add(4, 8, 2, 1, 8, GUARDED=products.CAP, REFUSED=1),
     add(4, 2, 1, 1, 2, GUARDED=products.CAP, REFUSED=0),
+    add(4, 2, 1, 1, 2, GUARDED=products.CAP, REFUSED=2),
     copying(2, 64, 1),
     copying(5, 32, 3),
     copying(60, 32, 4),
@@ -276,6 +288,8 @@ TABLE: tuple[Variant, ...] = (
     split_mma(2, 64, 2, LOWER=1),
     integers_mma(128, 2),
     integers_mma(64, 3, LOWER=1),
+    broad_pack(3),
+    broad_pack(1),
     integer_pack(1, 1),
     integer_pack(1, 0),
     integer_pack(2, 1),

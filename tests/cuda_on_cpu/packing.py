@@ -134,7 +134,7 @@ def pack_cases(defines: Mapping[str, int]) -> Iterator[Case]:
                 tasks += -(-matrix.rows // 128) * 2 * _blocks(matrix)
             patience = _PATIENCE[seed % len(_PATIENCE)]
             launch = Launch(
-                "split_pack", (tasks, 1, 1), THREADS, [Struct(tuple(members)), stage, patience],
+                "split_pack", (tasks, 1, 1), THREADS, [Struct(tuple(members)), stage, patience, 1],
                 given, pack_shared_bytes(defines["HELD"]), seed,
                 what=f"split_pack {stage} {matrices}",
             )  # fmt: skip
@@ -153,8 +153,8 @@ def _operand(
     """The members of an operand's struct, its buffers, and what they hold afterwards."""
     x = numbers(m.kind, m.rows, m.k, rng)
     packed = pack_reference(x, defines["PARTS"])
-    stored, ld = _stored(m, x)
-    pointer = stored.arguments(first)[0] if x.size else None
+    memory, ld = stored(m, x)
+    pointer = memory.arguments(first)[0] if x.size else None
     height, room = len(packed.exponents), (len(packed.residuals), defines["CAP"])
     assert (row_exponents(x) == packed.exponents[: m.rows]).all()
     padded = np.zeros((height, m.k), np.float32)
@@ -176,19 +176,20 @@ def _operand(
     ]  # fmt: skip
     if stage == _LEAVE:
         everything = [*nothing[:2], maxima, *nothing[3:]]
-    before, after = ([stored.buffer, *map(Buffer.of, x)] for x in (nothing, everything))
+    before, after = ([memory.buffer, *map(Buffer.of, x)] for x in (nothing, everything))
     pointers = [Pointer(first + i) for i in range(1, _BUFFERS)]
     return [pointer, ld, m.rows, m.k, int(m.along_k), int(m.wide), m.run, *pointers], before, after
 
 
-def _stored(m: Matrix, x: np.ndarray) -> tuple[Operand | Far, int]:
+def stored(m: Matrix, x: np.ndarray) -> tuple[Operand | Far, int]:
+    """A matrix in memory, and how far its lines lie apart."""
     lines = x if m.along_k else x.T
     if m.far:
         return Far(np.ascontiguousarray(lines), 2**31 + 4), 2**31 + 4
     width = lines.shape[1]
     extra = m.extra + (-(width + m.extra) % 4 if m.wide else 0)
-    stored = placed((1, *lines.shape), "f4", extra=extra, offset=m.offset).holding(lines[None])
-    return stored, stored.ld
+    made = placed((1, *lines.shape), "f4", extra=extra, offset=m.offset).holding(lines[None])
+    return made, made.ld
 
 
 def unpack_cases(defines: Mapping[str, int]) -> Iterator[Case]:

@@ -211,13 +211,21 @@ def product_case(entry: str, tile: Tile, signature: Signature, problem: Problem,
 CAP = 5  #: elements of an operand that the parts need not carry
 
 
-def guarded(cases: Iterable[Case], *, refused: bool) -> Iterator[Case]:
+#: What packing has counted, by the way that a product takes then: kernels/common/refused.cuh.
+COUNTS = {
+    0: ((0, 0, 0, 0, 0, 0), (0, CAP, 0, CAP, 0, 0)),
+    1: ((3, 0, 0, 0, 0, 0), (0, CAP + 1, 0, 0, 0, 0), (0, 0, 1, 9, 1, 0), (0, 1, 0, CAP + 2, 1, 7)),
+    2: ((0, 1, 0, CAP + 2, 1, 0), (0, CAP + 1, 0, 0, 1, 0)),
+}
+
+
+def guarded(cases: Iterable[Case], *, way: int) -> Iterator[Case]:
     """The same launches of a kernel with GUARDED=CAP; some are not needed."""
+    counted = [(which, some) for which, several in COUNTS.items() for some in several]
     for number, case in enumerate(cases):
         buffers = list(case.launch.buffers)
-        needed = (number % 6 > 1) == refused
-        some = ((0, 0, 0, 0), (0, CAP, 0, CAP), (3, 0, 0, 0), (0, CAP + 1, 0, 0), (0, 0, 1, 9),
-                (0, 1, 0, CAP + 2))[number % 6]  # fmt: skip
+        which, some = counted[number % len(counted)]
+        needed = which == way
         counts = Buffer.of(np.array(some, np.uint64))
         arguments = [*case.launch.arguments, Pointer(len(buffers))]
         launch = replace(case.launch, arguments=arguments, buffers=[*buffers, counts])

@@ -106,7 +106,7 @@ def _case(
         known = z.uncarried if refused is None else 0
         arguments += [Pointer(first), Pointer(first + 1), known, Pointer(first + 2),
                       Pointer(first + 3)]  # fmt: skip
-    counts = [bool(refused), packed[0].uncarried, 0, packed[1].uncarried]
+    counts = [bool(refused), packed[0].uncarried, 0, packed[1].uncarried, 0, 0]
     buffers += [d.buffer, Buffer.of(np.array(counts, np.uint64))]
     pointer, ldd, _ = d.arguments(len(buffers) - 2)
     arguments += [pointer, ldd, None if refused is None else Pointer(len(buffers) - 1)]

@@ -34,6 +34,12 @@ class Product:
     extra: int = 0  #: leading dimensions - n
     offset: int = 0  #: of the first elements of D, P and C
     counts: tuple[int, int, int, int] | None = None  #: what packing has counted
+    # Of integers: the largest, slabs between promotions, what is returned, and whether all are
+    # as large as they can be.
+    most: int = 128
+    promote: int = 16
+    as_float: bool = False
+    extreme: bool = False
 
     @property
     def slabs(self) -> int:
@@ -44,6 +50,36 @@ class Product:
     def slices(self) -> int:
         """Products that are computed."""
         return -(-self.slabs // self.step) if self.step else 1
+
+    def sums(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """A B' of each slice of k, as exactly as their dtype has it."""
+        length = self.step * SLAB or self.k
+        return np.stack([
+            a[:, start : start + length] @ b[:, start : start + length].T
+            for start in range(0, self.k, length)
+        ])  # fmt: skip
+
+    def launch(
+        self, arguments: list[object], buffers: list[Buffer], defines: Mapping[str, int], seed: int
+    ) -> Launch:
+        """Of sgemm_split_mma, whose operands have so many parts."""
+        tile_n, parts = defines["TILE_N"], defines["PARTS"]
+        tiles = tiles_of(self.m, self.n, TILE_M, tile_n, "LOWER" in defines) * self.slices
+        shared = defines["SLOTS"] * parts * (TILE_M + tile_n) * 64
+        return Launch(
+            "sgemm_split_mma", (min(tiles, self.blocks), 1, 1), THREADS, arguments, buffers,
+            shared, seed, what=f"sgemm_split_mma {self}",
+        )  # fmt: skip
+
+    def written(
+        self, made: np.ndarray, before: np.ndarray, defines: Mapping[str, int]
+    ) -> np.ndarray:
+        """The result; tiles above the diagonal as they were."""
+        if "LOWER" not in defines:
+            return made
+        last_row = np.arange(self.m)[:, None] // TILE_M * TILE_M + TILE_M - 1
+        reached = np.arange(self.n) // defines["TILE_N"] * defines["TILE_N"] <= last_row
+        return np.where(reached, made, before)
 
 
 def _products(tile_n: int, cap: int, longest: int) -> tuple[Product, ...]:
@@ -106,13 +142,9 @@ def _case(x: Product, seed: int, defines: Mapping[str, int]) -> Case:
     pointer, ldd, stride = d.arguments(_D)
     arguments += [pointer, ldd, stride if x.step else 0]
     if x.counts is not None:
-        buffers.append(Buffer.of(np.array(x.counts, np.uint64)))
+        buffers.append(Buffer.of(np.array((*x.counts, 0, 0), np.uint64)))
     arguments.append(Pointer(len(buffers) - 1) if x.counts is not None else None)
-    tiles_n = tiles_of(x.m, x.n, TILE_M, defines["TILE_N"], "LOWER" in defines) * x.slices
-    launch = Launch(
-        "sgemm_split_mma", (min(tiles_n, x.blocks), 1, 1), THREADS, arguments, buffers,
-        _shared_bytes(defines), seed, what=f"sgemm_split_mma {x}",
-    )  # fmt: skip
+    launch = x.launch(arguments, buffers, defines, seed)
     expected = list(buffers)
     if x.counts is None or not (x.counts[0] or x.counts[2] or max(x.counts) > defines["CAP"]):
         expected[_D] = d.holding(_result(x, a, b, d, others, defines)).buffer
@@ -132,22 +164,10 @@ def _result(
     x: Product, a: np.ndarray, b: np.ndarray, d: Operand, others: list[Operand],
     defines: Mapping[str, int],
 ) -> np.ndarray:  # fmt: skip
-    """Exactly, in float64; tiles above the diagonal as they were."""
-    length = x.step * SLAB or x.k
-    sums = np.stack([
-        a[:, start : start + length].astype("f8") @ b[:, start : start + length].T
-        for start in range(0, x.k, length)
-    ])  # fmt: skip
+    """Exactly, in float64."""
+    sums = x.sums(a.astype("f8"), b.astype("f8"))
     p, c = (matrix.view[0].astype("f8") for matrix in others)
     made = x.alpha * (sums + p if x.p else sums) if x.alpha != 0 else np.zeros_like(sums)
     made = made + x.beta * c if x.c and x.beta != 0 else made
     assert np.abs(sums).max(initial=0) < 2**24
-    if "LOWER" in defines:
-        last_row = np.arange(x.m)[:, None] // TILE_M * TILE_M + TILE_M - 1
-        reached = np.arange(x.n) // defines["TILE_N"] * defines["TILE_N"] <= last_row
-        made = np.where(reached, made, d.view)
-    return made
-
-
-def _shared_bytes(defines: Mapping[str, int]) -> int:
-    return defines["SLOTS"] * defines["PARTS"] * (TILE_M + defines["TILE_N"]) * 64
+    return x.written(made, d.view, defines)

@@ -14,7 +14,6 @@ import multimm
 from multimm.gpu import complex_gemm, last_choice
 from multimm.gpu.elementwise import complex_parts
 from multimm.graph.lowering import symmetric
-from multimm.graph.tasks import multiply
 from multimm.graph.tasks.multiply import Step
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
@@ -241,11 +240,3 @@ def test_more_than_32_bits_of_elements():
     complex_parts.join(y, x, sign=1.0, alpha=2.0)
     assert x[1, -3:].tolist() == [2 - 4j, 6 + 2j, -10j]
     assert not bool(x[0].any())
-
-
-def test_a_task_of_one_block_that_is_conjugated_on_one_side():
-    x = gaussian((1500, 1200))
-    step = Step("complex64", "complex64", trans_a=True, conj_a=True)
-    block = cupy.asarray(x)
-    found = multiply.multiply(block, block, step=step)
-    assert bool((found == cupy.asarray(x.conj().T.astype("c16") @ x)).all())

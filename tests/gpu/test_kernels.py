@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from gpu_arrays import SKINNY, assert_exact, padded
+from gpu_arrays import AWKWARD, SKINNY, assert_exact, padded
 
 from multimm.errors import ArrayTypeError, DTypeError, ShapeError
 from multimm.gpu import library_gemm, product
@@ -75,7 +75,7 @@ def test_small_integers_are_exact_in_padded_unaligned_memory(name, trans_a, tran
 def test_random_inputs_meet_the_bound(trans_a, trans_b):
     rng = np.random.default_rng(11)
     alpha, beta = np.float32(0.7), np.float32(-1.3)
-    for m, n, k in [*sampled_shapes(len(GRID)), (65, 33, 20_000), *SKINNY]:
+    for m, n, k in [*sampled_shapes(len(GRID)), (65, 33, 20_000), *SKINNY, *AWKWARD]:
         a = rng.standard_normal((k, m) if trans_a else (m, k)).astype(np.float32)
         b = rng.random((n, k) if trans_b else (k, n)).astype(np.float32)
         c = rng.standard_normal((m, n)).astype(np.float32)

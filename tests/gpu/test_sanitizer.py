@@ -29,8 +29,8 @@ from multimm.gpu.elementwise import complex_parts
 from multimm.gpu.elementwise.batched_copy import Move, copy_all
 from multimm.gpu.elementwise.reduce import add_partials
 from multimm.gpu.elementwise.transpose import transpose
-from multimm.gpu.emulated import pack
-from multimm.gpu.emulated.configs import PARTS, SPLIT_REGISTRY, entries_for
+from multimm.gpu.emulated import configs, pack
+from multimm.gpu.emulated.configs import BROAD_PRODUCTS, PARTS, SPLIT_REGISTRY, entries_for
 from multimm.gpu.emulated.gemm import prepared
 from multimm.gpu.integers import tensor_cores
 from multimm.gpu.kernel_selection import SPLIT, Choice, last_choice
@@ -246,6 +246,33 @@ def guarded() -> None:
         assert np.allclose(result, exact, rtol=2.0**-20, equal_nan=True), f"{m}x{m}x{k} {odd}"
 
 
+def wide_ranges() -> None:
+    """Run broad_pack and the products of what it makes: whole, in slices, of every kind of line."""
+    if not entries_for(device_of(0).limits, BROAD_PRODUCTS["float32"]):
+        return
+    rng = np.random.default_rng(9)
+    for precision, (m, n, k), extra, turned in itertools.product(
+        BROAD_PRODUCTS, ((130, 70, 300), (40, 60, 5000)), (0, 3), (False, True)
+    ):
+        a, b = (rng.integers(1, 9, shape).astype(np.float32) for shape in ((m, k), (k, n)))
+        scales = np.where(np.arange(k) % 2, 2.0**40, 1).astype("f4")
+        x, y = a * scales, b / scales[:, None]
+        lost = turned and precision == "tf32"
+        if lost:
+            x[3, 1::2] = 2.0**125  # beside 1: no parts carry that
+            y[1::2] = 0
+        given = [uploaded(v.T if turned else v, extra) for v in (x, y)]
+        out = uploaded(np.zeros((m, n), "f4"), 1)
+        problem = check_product(
+            *given, None, None, out, (turned, turned), 1.0, 0.0, lower=False
+        ).addressable()
+        prepared(problem, Choice(SPLIT, precision, "asked for"))(problem.pointers)
+        exact = x.astype(float) @ y
+        assert np.allclose(downloaded(out), exact, rtol=2.0**-20), f"{precision} {m}x{n}x{k}"
+        assert last_choice().kernel == ("sgemm_ffma" if lost else "sgemm_split")
+        assert "do not carry" in last_choice().reason
+
+
 def triangles() -> None:
     """Run products whose tiles above the diagonal are left out."""
     rng, wgmma = np.random.default_rng(6), cupy.cuda.Device().compute_capability == "90"
@@ -312,7 +339,8 @@ def integers() -> None:
 
 
 KERNELS: tuple[Callable[[], None], ...] = (
-    products, sums, transposes, copies, packed, guarded, triangles, complexes, integers,
+    products, sums, transposes, copies, packed, guarded, wide_ranges, triangles, complexes,
+    integers,
 )  # fmt: skip
 
 
@@ -345,8 +373,8 @@ def test_kernels_are_clean(tool):
     done = sanitized(tool)
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
     assert (
-        "checked: products, sums, transposes, copies, packed, guarded, triangles, complexes"
-        in done.stdout
+        "checked: products, sums, transposes, copies, packed, guarded, wide_ranges, triangles, "
+        "complexes, integers" in done.stdout
     )
     found = re.findall(r"(\d+) (?:errors?|warnings?)\b", done.stdout)
     assert found, done.stdout
@@ -366,6 +394,7 @@ if __name__ == "__main__":
         go_wrong(wrong[0])
     else:
         pack.SPLIT_K = 0  # small operands are packed too, instead of keeping their source
+        configs.BROAD_SECONDS = 0  # and made ready for data of a wide range
         for run in KERNELS:
             run()
         print("checked:", ", ".join(run.__name__ for run in KERNELS))

@@ -45,6 +45,7 @@ class Gpu:
     ident: str  #: what ``CUDA_VISIBLE_DEVICES`` calls it: NVML's index, or a UUID
     name: str
     memory_bytes: int  #: all of its memory
+    capability: int = 0  #: compute capability, 90 for sm_90; 0 where NVML does not say
 
 
 @contextmanager
@@ -104,7 +105,11 @@ def visible_idents(mask: str | None, count: int) -> list[str]:
 def _gpu(module: Any, ident: str) -> Gpu:
     handle = nvml_handle(module, ident)
     memory = int(module.nvmlDeviceGetMemoryInfo(handle).total)
-    return Gpu(ident, str(module.nvmlDeviceGetName(handle)), memory)
+    try:
+        major, minor = module.nvmlDeviceGetCudaComputeCapability(handle)
+    except module.NVMLError:
+        major = minor = 0
+    return Gpu(ident, str(module.nvmlDeviceGetName(handle)), memory, 10 * major + minor)
 
 
 def free_bytes(gpu: Gpu) -> int | None:

@@ -3,15 +3,19 @@
 The first block between two GPU workers takes seconds: a connection is made, and the whole memory
 pool of the one is mapped into the other's address space. So every worker fetches a small block
 from every other one, and has them fetch one from it, as soon as it is there: at the start, when it
-joins later, and when its nanny has started it again. Meanwhile its kernels are compiled, in
-another thread. Last, what has been imported until then is exempt from garbage collection, where
-the process is the worker's own.
+joins later, and when its nanny has started it again. Meanwhile its kernels are compiled and loaded,
+in another thread.
+
+Nobody waits for what comes behind that: what only blocks in host memory need, for half a second
+that most products have no use for. Last, what has been imported until then is exempt from garbage
+collection, where the process is the worker's own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import logging
 import pickle
 import time
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NAME = "multimm-warm-up"
+#: What runs tasks; imported in a thread, for that takes a second and more.
+TASKS = "multimm.graph.warmup"
 #: Bytes of the block that two workers exchange; large enough to go the way that large blocks go.
 SAMPLE_BYTES = 2**22
 #: Seconds for one exchange; a peer that needs longer is busy or gone, and is met later, if at all.
@@ -52,19 +58,23 @@ class WarmUp(WorkerPlugin):
     def __init__(self) -> None:
         self.met: dict[str, float] = {}
         self._running: asyncio.Task[None] | None = None
+        self._behind: asyncio.Task[None] | None = None
 
     def setup(self, worker: Worker) -> None:
         """Begin; the worker takes tasks meanwhile."""
         self.met = {}
-        self._running = asyncio.get_running_loop().create_task(self._warm_up(worker))
+        loop = asyncio.get_running_loop()
+        self._running = loop.create_task(self._warm_up(worker))
+        self._behind = loop.create_task(self._afterwards(worker, self._running))
 
     def teardown(self, worker: Worker) -> None:
         """Stop, if it is not over."""
-        if self._running is not None:
-            self._running.cancel()
+        for task in (self._running, self._behind):
+            if task is not None:
+                task.cancel()
 
     async def finished(self) -> None:
-        """Wait until it is over."""
+        """Wait until peers have been met and kernels are loaded."""
         if self._running is not None:
             await asyncio.wait([self._running])
 
@@ -77,8 +87,18 @@ class WarmUp(WorkerPlugin):
         except OSError as error:
             logger.info("no scheduler to ask for peers: %r", error)
         await compiling
-        _exempt_what_is_imported(worker)
         logger.info("met %d workers in %.1f s", len(self.met), time.monotonic() - started)
+
+    async def _afterwards(self, worker: Worker, before: asyncio.Task[None]) -> None:
+        await asyncio.wait([before])
+        if by_dask_cuda(worker):
+            try:
+                tasks = await asyncio.to_thread(importlib.import_module, TASKS)
+                await asyncio.to_thread(tasks.copy_both_ways)
+            except Exception as error:
+                # A task that copies will say so again, to whom it concerns.
+                logger.warning("copies to and from host memory were not tried: %r", error)
+        _exempt_what_is_imported(worker)
 
     async def _meet(self, worker: Worker, peer: str) -> None:
         try:
@@ -124,11 +144,11 @@ async def _peers(worker: Worker) -> list[str]:
 async def _compile(worker: Worker) -> None:
     if not by_dask_cuda(worker):
         return
-    from multimm.graph.warmup import compile_kernels
-
-    share = await _share_of_host(worker)
     try:
-        await asyncio.get_running_loop().run_in_executor(None, compile_kernels, *share)
+        tasks = await asyncio.to_thread(importlib.import_module, TASKS)
+        if not await asyncio.to_thread(tasks.are_compiled):
+            await asyncio.to_thread(tasks.compile_kernels, *await _share_of_host(worker))
+        await asyncio.to_thread(tasks.run_tasks)
     except Exception as error:
         # A task that needs the kernel will say so again, to whom it concerns.
         logger.warning("kernels were not compiled beforehand: %r", error)

@@ -128,7 +128,9 @@ class SplitConfig:
     Parameters
     ----------
     products : int
-        Tensor-core products: 3 of two parts each for FP32 accuracy, or 1 for ``tf32``.
+        Tensor-core products of 16-bit numbers: 3 of two FP16 parts each for FP32 accuracy, or 1 for
+        ``tf32``. Of data of a wide range 6 of three bfloat16 parts, or 2: one of TF32 takes as long
+        as two.
     tile_n : int
         Columns of D that one thread block computes at a time.
     slots : int
@@ -147,8 +149,18 @@ class SplitConfig:
 
     @property
     def parts(self) -> int:
-        """Parts of each operand: high and low, or high alone."""
-        return 1 if self.products == 1 else 2
+        """Parts of each operand: high, middle and low, high and low, or high alone."""
+        return {1: 1, 2: 1, 3: 2, 6: 3}[self.products]
+
+    @property
+    def broad(self) -> bool:
+        """Whether operands are packed by broad_pack.cu, for data of a wide range."""
+        return self.products in BROAD_PRODUCTS.values()
+
+    @property
+    def tiles_of_slab(self) -> int:
+        """Tiles of 128 bytes a row that a part of 64 k takes: TF32 has 4 bytes."""
+        return 2 if self.products == 2 else 1
 
     @property
     def entry(self) -> str:
@@ -170,7 +182,8 @@ class SplitConfig:
 
     def defines(self) -> dict[str, int]:
         """Return the kernel's compile-time parameters, by their names there."""
-        return {"PARTS": self.parts, "CAP": RESIDUAL_CAP, **defines(self, "products", "specific")}
+        own = {"PARTS": self.parts, "CAP": RESIDUAL_CAP, **defines(self, "products", "specific")}
+        return own | {"BROAD": 1} if self.broad else own
 
     def tiles(self, m: int, n: int, lower: bool = False) -> int:
         """Return how many tiles D is made of, or how many are computed of a `lower` one."""
@@ -219,6 +232,11 @@ def stretch_of(m: int, n: int, k: int) -> int:
 
 #: Products of the tensor cores, by the precision that they are for.
 PRODUCTS = {"float32": 3, "tf32": 1}
+#: The same of data whose range within a row FP16 parts do not carry; sgemm_split.cu alone.
+BROAD_PRODUCTS = {"float32": 6, "tf32": 2}
+#: Four launches that mostly find nothing to do wait for such data, behind products that are
+#: predicted to take so long: 7 us, 1 % of them.
+BROAD_SECONDS = 0.6e-3
 
 
 class SplitEntry(NamedTuple):
@@ -267,6 +285,13 @@ SPLIT_REGISTRY: tuple[SplitEntry, ...] = (
     SplitEntry("tf32_mma_wide", SplitConfig(1, 256, 4, 8, False), 2750, 2750, "least traffic"),
     SplitEntry("tf32_mma_narrow", SplitConfig(1, 128, 6, 8, False), 1680, 1680, "D of few tiles"),
 )
+#: The same for data of a wide range, in large products alone. Long clocks are from products of
+#: 8192 x 8192 x 4096, packed before and held for 0.8 s on an H100: 116.6 and 346.5 TFLOP/s. Others
+#: are twice those above: not measured.
+BROAD_REGISTRY: tuple[SplitEntry, ...] = (
+    SplitEntry("bf16_broad", SplitConfig(6, 128, 6, 8, True), 3490, 3800, "wide range"),
+    SplitEntry("tf32_broad", SplitConfig(2, 256, 4, 12, True), 2530, 2560, "wide range"),
+)
 
 #: FP16 multiply-adds with FP32 sums per clock and multiprocessor that mma does, by compute
 #: capability: NVIDIA's whitepapers of GA100 and, of chips that exist with the full and with half
@@ -277,10 +302,13 @@ MMA_RATE = MMA_RATES[90]
 
 
 def entries_for(limits: ArchLimits, products: int | None = None) -> tuple[SplitEntry, ...]:
-    """Return what runs on a GPU, of so many products or of any; only the best kind of kernel."""
+    """Return what runs on a GPU, of so many products or of any; only the best kind of kernel.
+
+    Those for data of a wide range only where their number of products is given.
+    """
     able = [
         entry
-        for entry in SPLIT_REGISTRY
+        for entry in (BROAD_REGISTRY if products in BROAD_PRODUCTS.values() else SPLIT_REGISTRY)
         if entry.config.runs_on(limits) and products in (None, entry.config.products)
     ]
     specific = [entry for entry in able if entry.config.specific]
@@ -384,6 +412,21 @@ def pays(products: int, device: Device) -> bool:
     return split_seconds(size, size, size, products, device) < plain
 
 
+@functools.lru_cache(maxsize=1024)
+def broad_pays(m: int, n: int, k: int, precision: str, device: Device) -> bool:
+    """Whether a product is prepared for data of a wide range: see `BROAD_SECONDS`.
+
+    Parameters
+    ----------
+    m, n, k : int
+    precision : {"float32", "tf32"}
+    device : Device
+    """
+    if not entries_for(device.limits, BROAD_PRODUCTS[precision]):
+        return False
+    return split_seconds(m, n, k, PRODUCTS[precision], device) >= BROAD_SECONDS
+
+
 def precisions_that_pay(capability: int, multiprocessors: int) -> tuple[str, ...]:
     """Return those for which operands are packed on a GPU; none on one that is too old for all."""
     if capability < MMA:
@@ -437,8 +480,9 @@ def _fastest(
         limited = max(UNLIMITED, share) if entry.config.specific else 1.0
         return turns * (length * entry.long_clocks * limited * slower + TILE_CLOCKS)
 
-    if products not in (1, 3):
-        raise KernelError(f"{products} products were asked for: 3 (float32) or 1 (tf32) are made")
+    known = sorted({*PRODUCTS.values(), *BROAD_PRODUCTS.values()})
+    if products not in known:
+        raise KernelError(f"{products} products were asked for: {known} are made")
     able = entries_for(device.limits, products)
     if not able:
         raise KernelError(

@@ -3,6 +3,8 @@
     split_pack       parts of A and B; counts what the parts do not carry, and refuses too much
     sgemm_split      the product of the parts
     split_residuals  adds a few elements that the parts do not carry
+    broad_pack,      in large products: parts of a wider range, if those of FP16 carry too little of
+    sgemm_split      finite operands, and their product; twice, each of one half of k
     sgemm_ffma       the product of A and B, in case that an operand was refused
 
 What is needed is known on the GPU alone: each kernel looks, and returns if it has nothing to do.
@@ -21,14 +23,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multimm.gpu.arch import RESIDUAL_CAP
-from multimm.gpu.emulated import multiply, outliers, pack
-from multimm.gpu.emulated.configs import PARTS
+from multimm.gpu.emulated import broad, multiply, outliers, pack
+from multimm.gpu.emulated.broad import Broad
+from multimm.gpu.emulated.configs import PRODUCTS, broad_pays
 from multimm.gpu.emulated.outliers import Adding, Lists
-from multimm.gpu.emulated.pack import Packing, Source
+from multimm.gpu.emulated.pack import COUNTED, Packing, Source
 from multimm.gpu.emulated.packed import why_refused
 from multimm.gpu.kernel_selection import FFMA, Choice, note
 from multimm.gpu.problem import Problem
 from multimm.gpu.runtime.driver_launch import capturing, copy, fill
+from multimm.gpu.runtime.launch import device_of
 from multimm.gpu.runtime.launch_cache import Run
 from multimm.gpu.runtime.workspace import workspace
 from multimm.gpu.simt import gemm
@@ -67,16 +71,18 @@ def prepared(problem: Problem, choice: Choice) -> Run:
             problem.arrays, problem.stacks, "ab", problem.trans, strict=False
         )
     ][: 1 if problem.symmetric else 2]
-    scheme = choice.precision
+    scheme, device = choice.precision, device_of(problem.device)
+    is_large = broad_pays(*problem.shape[1:], scheme, device)
     return _Product(
         problem.device,
         choice,
         pack.prepared(sources, scheme, problem.device),
-        _Room.of(sources, scheme),
-        multiply.prepared(problem, PARTS[scheme]),
+        _Room.of(sources, scheme, is_large),
+        multiply.prepared(problem, PRODUCTS[scheme]),
         outliers.prepared(
             *problem.shape[1:], scheme, problem.device, problem.alpha, problem.stacks[-1].ld
         ),
+        broad.prepared(problem, sources, scheme) if is_large else None,
         gemm.prepared(problem, None, if_refused=True),
     )
 
@@ -88,10 +94,12 @@ class _Room(NamedTuple):
     size: int
 
     @classmethod
-    def of(cls, sources: Sequence[Source], scheme: str) -> _Room:
+    def of(cls, sources: Sequence[Source], scheme: str, is_large: bool) -> _Room:
         offsets, end = [], 0
         for source in sources:
             tiles = math.prod(source.tile_shape(scheme)) * 2
+            if is_large:  # one slab more, if that
+                tiles = max(tiles, broad.tile_bytes(source, scheme))
             exponents = end + _up(tiles)
             offsets.append((end, exponents))
             end = exponents + _up(source.height * 4)
@@ -112,6 +120,7 @@ class _Product:
     room: _Room
     multiply: Run
     add: Adding
+    broad: Broad | None
     instead: Run
 
     def __call__(self, pointers: Sequence[int]) -> None:
@@ -135,6 +144,8 @@ class _Product:
             copy(counts + 16, counts, 16)
         self.multiply((*parts[0], *parts[-1], c, partial, d, counts))
         self.add(self._lists(0, counts, *parts[0]), self._lists(-1, counts, *parts[-1]), d, counts)
+        if self.broad is not None:
+            self.broad(pointers, parts, counts)
         release_body()
         del body  # what comes instead may need its memory
         self.instead((*pointers, counts))
@@ -143,14 +154,16 @@ class _Product:
             note(self.choice._replace(reason=f"{self.choice.reason}, whenever the graph's data "
                                              "are carried by FP16 parts"))  # fmt: skip
         else:
-            note(self.choice, functools.partial(_why_refused, self._counted(head), stream))
+            note(
+                self.choice, functools.partial(_what_ran, self.choice, self._counted(head), stream)
+            )
 
     def _counted(self, head: Array) -> Array:
         """What the head begins with, in little memory: until the next product it stays taken."""
         if self.packing.head_bytes <= KEPT_BYTES:
             return head
-        counts, _ = workspace((8,), self.device)
-        copy(counts.data.ptr, head.data.ptr, 32)
+        counts, _ = workspace((COUNTED // 4,), self.device)
+        copy(counts.data.ptr, head.data.ptr, COUNTED)
         return counts
 
     def _without_packing(self, pointers: Sequence[int]) -> None:
@@ -158,8 +171,8 @@ class _Product:
         reason = "no memory is left to pack the operands in"
         logger.warning("%s (%d bytes): a product runs with FP32 multiply-adds, slower and with "
                        "other bits", reason, self.packing.head_bytes + self.room.size)  # fmt: skip
-        counts, release = workspace((8,), self.device)
-        fill(counts.data.ptr, 1, 32)
+        counts, release = workspace((COUNTED // 4,), self.device)
+        fill(counts.data.ptr, 1, COUNTED)
         self.instead((*pointers, counts.data.ptr))
         release()
         note(Choice(FFMA, self.choice.precision, reason))
@@ -169,8 +182,13 @@ class _Product:
         return Lists(tiles, exponents, 0, places, places + 8 * RESIDUAL_CAP)
 
 
-def _why_refused(counted: Array, stream: Any) -> str | None:
+def _what_ran(choice: Choice, counted: Array, stream: Any) -> Choice:
     """Wait for the stream, and read what packing has counted: why an operand was refused."""
     with counted.device, stream:
-        counts = counted[:8].get(stream=stream).view(np.uint64)
-    return why_refused("a", *counts[:2]) or why_refused("b", *counts[2:])
+        counts = counted[: COUNTED // 4].get(stream=stream).view(np.uint64)
+    reason = why_refused("a", *counts[:2]) or why_refused("b", *counts[2:4])
+    if reason is None:
+        return choice
+    if any(counts[[0, 2, 5]]) or not counts[4]:
+        return Choice(FFMA, choice.precision, reason)
+    return choice._replace(reason=f"{reason}: {broad.WHAT[choice.precision]}")

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from multimm.errors import KernelError
-from multimm.gpu.arch import LOWER, UNLESS_REFUSED
+from multimm.gpu.arch import IF_BROAD, LOWER, UNLESS_REFUSED
 from multimm.gpu.emulated.configs import (
-    PARTS,
+    PRODUCTS,
     SLAB,
     SPLIT_REGISTRY,
     SplitConfig,
@@ -78,7 +78,7 @@ def _decided(
     with cupy.cuda.Device(problem.device):
         problem = problem.with_result()
         found = problem.addressable()
-        launch, turned = prepared(found, PARTS[a.scheme], config), problem.turned
+        launch, turned = prepared(found, PRODUCTS[a.scheme], config), problem.turned
 
         def run(pointers: Sequence[int]) -> None:  # kept: it must refer to no operand
             ta, ea, tb, eb, *others = pointers
@@ -92,20 +92,20 @@ def _decided(
     return result if out is None else out
 
 
-def prepared(problem: Problem, parts: int, config: object = None) -> Run:
+def prepared(problem: Problem, products: int, config: object = None) -> Run:
     """Return what multiplies packed operands of a product's sizes.
 
-    With two parts, A @ B is accurate as with FP32 arithmetic: from k = 256 on componentwise within
-    (k + 2) * 2**-24 of abs(A) @ abs(B). Of random data that is 24 * 2**-24 up to k = 2**17; of
-    constant data, whose roundings have one sign, about 70 * 2**-24 from k = 8192 on. With one part
-    it is a ``tf32`` product.
+    Made of 3 or 6 products, A @ B is accurate as with FP32 arithmetic: from k = 256 on
+    componentwise within (k + 2) * 2**-24 of abs(A) @ abs(B). Of random data that is 24 * 2**-24 up
+    to k = 2**17; of constant data, whose roundings have one sign, about 70 * 2**-24 from k = 8192
+    on. Others are ``tf32`` products.
 
     Parameters
     ----------
     problem : Problem
         C, P and D are addressable, A and B are not looked at. Not empty.
-    parts : int
-        Of each element: 2, or 1 for ``tf32``.
+    products : int
+        See `configs.SplitConfig`.
     config : SplitConfig or str, optional
         Or the name of one; by default `configs.choose_split` decides. The bits of the result are
         the same.
@@ -114,24 +114,25 @@ def prepared(problem: Problem, parts: int, config: object = None) -> Run:
     -------
     callable
         Takes the addresses of the tiles and exponents of A and of B, of C, P and D (0 for what is
-        not there), and of what packing has counted: nothing is computed for operands that are
-        refused, and 0 says that none is. Launches on the current stream.
+        not there), and of what packing has counted: nothing is computed for operands that need
+        other kernels, and 0 says that they need this one. Launches on the current stream.
 
     Raises
     ------
     KernelError
-        An unknown configuration, one for another number of parts, or a GPU without tensor cores
+        An unknown configuration, one of other products, or a GPU without tensor cores
         for it.
     """
     (_, m, n, k), lower = problem.shape, problem.lower
-    chosen, device = _config(problem, parts, config), device_of(problem.device)
+    chosen, device = _config(problem, products, config), device_of(problem.device)
     kernel = kernel_for(
         problem.device, f"{chosen.entry}.cu", chosen.entry,
         (*chosen.defines().items(), *LOWER * lower),
         shared_bytes=chosen.shared_bytes, specific=chosen.specific,
     )  # fmt: skip
     slices, length = slices_of(m, n, k, chosen.products, device, lower)
-    tiles, sizes = chosen.tiles(m, n, lower), (m, n, -(-k // SLAB))
+    length *= chosen.tiles_of_slab
+    tiles, sizes = chosen.tiles(m, n, lower), (m, n, -(-k // SLAB) * chosen.tiles_of_slab)
     logger.debug("k=%d %s: %d tiles, %d slices of %d slabs", k, chosen, tiles, slices, length)
     ldc, ldp, ldd = (stack.ld for stack in problem.stacks[2:])
     scalars = np.float32(problem.alpha), np.float32(problem.beta)
@@ -149,16 +150,17 @@ def prepared(problem: Problem, parts: int, config: object = None) -> Run:
         return run
     step = slice_step(problem.shape)
 
-    def products(pointers: Sequence[int], to: int) -> None:
+    def of_slices(pointers: Sequence[int], to: int) -> None:
         operands = (*pointers[:4], 0, 0, 0, 0, to, n)
         launch(tiles * slices, (*sizes, length, *_PLAIN, *operands, step, pointers[7]))
 
-    return summed(products, lambda: run, problem, 4, slices, UNLESS_REFUSED)
+    guard = IF_BROAD if chosen.broad else UNLESS_REFUSED
+    return summed(of_slices, lambda: run, problem, 4, slices, guard)
 
 
-def _config(problem: Problem, parts: int, config: object) -> SplitConfig:
+def _config(problem: Problem, products: int, config: object) -> SplitConfig:
     """What was asked for, if it fits the operands and the GPU, or what should be fastest."""
-    device, products = device_of(problem.device), 1 if parts == 1 else 3
+    device = device_of(problem.device)
     if config is None:
         config, _ = choose_split(*problem.shape[1:], products, device, problem.lower)
     elif isinstance(config, str):
@@ -166,7 +168,7 @@ def _config(problem: Problem, parts: int, config: object) -> SplitConfig:
     if not isinstance(config, SplitConfig):
         raise KernelError(f"{config} is none of packed operands: pass a SplitConfig, or its name")
     if config.products != products:
-        raise KernelError(f"{config} makes other products than operands of {parts} parts need")
+        raise KernelError(f"{config} makes other products than the {products} that are needed")
     if not config.runs_on(device.limits):
         raise KernelError(
             f"{config} does not run on a GPU of compute capability "

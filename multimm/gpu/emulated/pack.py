@@ -43,6 +43,8 @@ Array = Any
 _THREADS = 256
 _MAX_TASKS = 2**31 - 1
 _COUNTS = 16  # bytes: how many elements are not finite, how many are not carried
+#: Bytes that a head begins with: that of two operands, and what kernels/broad_pack.cu leaves.
+COUNTED = 3 * _COUNTS
 _RESIDUAL = 12  # bytes: row * 2^32 + k, and the value
 _STRUCT = struct.Struct("28Q")  # of the kernel: 14 members for each of two operands
 _ALL, _LEAVE, _TAKE = (np.int32(stage) for stage in range(3))  # of the kernel
@@ -87,8 +89,10 @@ class Packing:
     """The launches that pack operands, with all decided but where they lie.
 
     The head begins with two uint64 for each of two operands: how many of its elements are not
-    finite, and how many others the parts do not carry. From `lists` on there are the latter, for
-    each operand RESIDUAL_CAP places, row * 2^32 + k, and then as many values.
+    finite, and how many others the parts do not carry. Two more are for kernels/broad_pack.cu:
+    whether it has packed, and whether it could not carry something. From `lists` on there are the
+    elements that are not carried, for each operand RESIDUAL_CAP places, row * 2^32 + k, and then as
+    many values.
     """
 
     kernel: Any  #: None if there is nothing to pack
@@ -99,6 +103,7 @@ class Packing:
     #: From the head's beginning, in bytes: of each operand maxima, and how many blocks left them.
     maxima: tuple[tuple[int, int], ...]
     lists: tuple[int, ...]  #: of each operand, likewise
+    exact: bool  #: whether all is counted, and packed, of operands that are refused, too
 
     @property
     def head_bytes(self) -> int:
@@ -127,7 +132,7 @@ class Packing:
         values += [0] * (28 - len(values))
         operands = np.frombuffer(_STRUCT.pack(*values), _BY_VALUE)
         for stage in self.stages:
-            arguments = operands, stage, np.uint32(PATIENCE)
+            arguments = operands, stage, np.uint32(PATIENCE), np.int32(self.exact)
             self.kernel((self.tasks, 1, 1), (_THREADS, 1, 1), arguments,
                         shared_mem=self.shared_bytes)  # fmt: skip
 
@@ -173,7 +178,7 @@ def pack(a: Array, *, side: str, trans: bool = False, scheme: str = "float32") -
         # In a sum of few terms parts of 22 bits lose too much.
         if scheme == "float32" and source.k < SPLIT_K:
             return PackedBlock(source.rows, source.k, side, scheme, raw=_raw(x, source))
-        packing = prepared([source], scheme, x.data.device_id)
+        packing = prepared([source], scheme, x.data.device_id, exact=True)
         head = cupy.empty(packing.head_bytes, np.uint8)
         tiles = cupy.empty(source.tile_shape(scheme), np.float16)
         # Without tasks nobody writes them.
@@ -203,7 +208,7 @@ def source_of(x: Array, side: str, trans: bool) -> tuple[Array, Source]:
     return x, Source.of(side, trans, x.shape, stack)
 
 
-def prepared(sources: Sequence[Source], scheme: str, device: int) -> Packing:
+def prepared(sources: Sequence[Source], scheme: str, device: int, exact: bool = False) -> Packing:
     """Decide how one operand, or both of a product, are packed.
 
     Parameters
@@ -212,6 +217,8 @@ def prepared(sources: Sequence[Source], scheme: str, device: int) -> Packing:
         One or two.
     scheme : {"float32", "tf32"}
     device : int
+    exact : bool, optional
+        Count all that is not carried, instead of about as many as it takes to refuse an operand.
 
     Raises
     ------
@@ -231,7 +238,7 @@ def prepared(sources: Sequence[Source], scheme: str, device: int) -> Packing:
         kernel = kernel_for(
             device, "split_pack.cu", "split_pack", defines, shared_bytes=shared_bytes
         )
-    end = 2 * _COUNTS
+    end = COUNTED
     maxima, lists = [], []
     for source in sources:
         arrived = end + 4 * source.height
@@ -242,7 +249,7 @@ def prepared(sources: Sequence[Source], scheme: str, device: int) -> Packing:
         end += RESIDUAL_CAP * _RESIDUAL
     stages = (_ALL,) if all(cut.at_once for cut in cuts) else (_LEAVE, _TAKE)
     members = tuple((*x.members(), cut.run) for x, cut in zip(sources, cuts, strict=True))
-    return Packing(kernel, tasks, stages, shared_bytes, members, tuple(maxima), tuple(lists))
+    return Packing(kernel, tasks, stages, shared_bytes, members, tuple(maxima), tuple(lists), exact)
 
 
 def _raw(x: Array, source: Source) -> Array:

@@ -140,7 +140,7 @@ def why_refused(side: str, nonfinite: int, uncarried: int) -> str | None:
     if nonfinite:
         return f"operand {side} has {nonfinite} elements that are not finite"
     if uncarried > RESIDUAL_CAP:
-        return f"operand {side} has {uncarried} elements that FP16 parts do not carry"
+        return f"operand {side} has over {RESIDUAL_CAP} elements that FP16 parts do not carry"
     return None
 
 

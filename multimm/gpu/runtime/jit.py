@@ -166,8 +166,7 @@ def compiled_file(text: str, target: str, name: str, options: Sequence[str] = ()
     name : str
         Begins the file's name, for people who look into the directory.
     """
-    home = file_cache.directory()
-    stem = f"{name}-{target}-{_key(text, target, options)}"
+    home, stem = file_cache.directory(), stem_of(text, target, name, options)
     kept = None if home is None else _kept(home / "kernels", stem)
     if kept is not None:
         yield kept
@@ -185,6 +184,18 @@ def compiled_file(text: str, target: str, name: str, options: Sequence[str] = ()
         yield path
 
 
+def kept_stems() -> set[str]:
+    """What names of files of earlier times begin with; their contents are not looked at."""
+    home = file_cache.directory()
+    kept = [] if home is None else file_cache.names(home / "kernels")
+    return {name.rpartition("-")[0] for name in kept if name.endswith(".cubin")}
+
+
+def stem_of(text: str, target: str, name: str, options: Sequence[str]) -> str:
+    """What the name of the file begins with that `compiled_file` keeps."""
+    return f"{name}-{target}-{_key(text, target, options)}"
+
+
 def _key(text: str, target: str, options: Sequence[str]) -> str:
     parts = (_FORMAT, _version(), target, *OPTIONS, *options, text)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
@@ -195,7 +206,6 @@ def _file_name(stem: str, binary: bytes) -> str:
 
 
 def _kept(folder: Path, stem: str) -> Path | None:
-    """The file of an earlier time, if its content is what its name says."""
     for name in file_cache.names(folder):
         if not name.startswith(f"{stem}-") or not name.endswith(".cubin"):
             continue

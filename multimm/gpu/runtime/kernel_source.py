@@ -54,10 +54,9 @@ def _append(path: PurePosixPath, lines: list[str], seen: set[PurePosixPath]) -> 
     """Append a file and, in their places, the includes that no other file has brought in."""
     seen.add(path)
     lines.append(f'#line 1 "{path}"')
-    for number, line in enumerate(_read(path).splitlines(), start=1):
-        include = _INCLUDE.match(line)
+    for number, (line, include) in enumerate(_lines(path), start=1):
         if include is None:
-            lines.append("" if _PRAGMA_ONCE.match(line) else line)
+            lines.append(line)
             continue
         if include["system"]:
             raise KernelError(
@@ -68,6 +67,15 @@ def _append(path: PurePosixPath, lines: list[str], seen: set[PurePosixPath]) -> 
         if target not in seen:
             _append(target, lines, seen)
         lines.append(f'#line {number + 1} "{path}"')
+
+
+@functools.cache
+def _lines(path: PurePosixPath) -> list[tuple[str, re.Match[str] | None]]:
+    """Lines of a file of kernels/, which many texts share, and whether they are includes."""
+    return [
+        ("" if _PRAGMA_ONCE.match(line) else line, _INCLUDE.match(line))
+        for line in _read(path).splitlines()
+    ]
 
 
 def _read(path: PurePosixPath) -> str:

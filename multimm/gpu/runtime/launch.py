@@ -22,7 +22,7 @@ import numpy as np
 from multimm.errors import KernelError
 from multimm.gpu.arch import STATIC_SHARED_BYTES, Device, limits_for
 from multimm.gpu.runtime.driver_launch import Kernel
-from multimm.gpu.runtime.jit import LINE_INFO, compiled_file, target_for
+from multimm.gpu.runtime.jit import LINE_INFO, compiled_file, stem_of, target_for
 from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.strides import Axis, Stack, batch_strides, collapse
 from multimm.shapes import Shape
@@ -122,10 +122,22 @@ def file_for(
     text: str, file: str, capability: int, *, specific: bool
 ) -> AbstractContextManager[Path]:
     """A file with a text's machine code, compiled now or at an earlier time."""
+    return compiled_file(*_way(text, file, capability, specific))
+
+
+def stem_for(text: str, file: str, capability: int, *, specific: bool) -> str:
+    """What the file's name begins with that `file_for` keeps: one of `jit.kept_stems`."""
+    return stem_of(*_way(text, file, capability, specific))
+
+
+def _way(
+    text: str, file: str, capability: int, specific: bool
+) -> tuple[str, str, str, tuple[str, ...]]:
+    """How a text is compiled: itself, its target, its name and options."""
     # A profiler shows source lines beside instructions with it.
     options = (LINE_INFO,) if os.environ.get("MULTIMM_LINE_INFO") else ()
     target = target_for(capability, specific=specific)
-    return compiled_file(text, target, PurePosixPath(file).stem, options)
+    return text, target, PurePosixPath(file).stem, options
 
 
 def by_value(table: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

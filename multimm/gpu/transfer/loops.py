@@ -9,11 +9,14 @@ us. So their loops are compiled, by Numba, in a second or two, once in a process
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 _WORD = ctypes.c_size_t  # pointers and handles, too
+#: Of threads that want the loops at once, one compiles them.
+_compiling = threading.Lock()
 
 
 class Loops(NamedTuple):
@@ -30,8 +33,14 @@ class Loops(NamedTuple):
     fetch: Callable[..., int]
 
 
-@cache
 def loops() -> Loops:
+    """Compile them, or wait until another thread has."""
+    with _compiling:
+        return _compiled()
+
+
+@cache
+def _compiled() -> Loops:
     """Compile them.
 
     Of two pieces, one is filled or emptied while the other one is on its way; an event says when

@@ -38,8 +38,9 @@ ALONE = 2**18
 #: took an H200 180 ms in place of 241 in chunks of 5792 x 5792, Dask's own, and 179 in place of 182
 #: in 4096 x 4096. Of several workers partial products travel meanwhile: no chunk is.
 LONE_GPU = 128_000_000
-#: A task has so many chunks at least, on average: arbitrary, with fewer there is little to gain.
-LEAST_JOINED = 2
+#: A task has so many chunks at least, on average: arbitrary, with fewer there is little to gain on
+#: GPUs.
+LEAST_JOINED = {"cpu": 1, "gpu": 2}
 
 
 def in_partial_products(problem: Problem, cluster: ClusterSpec) -> Iterator[Schedule]:
@@ -103,7 +104,7 @@ def _layouts(
             rows, columns, at, output_tiles, workers, by_columns, alone=alone
         )
         lengths = partial_products.lengths
-        if LEAST_JOINED * sum(map(bool, lengths)) > len(at):
+        if LEAST_JOINED[cluster.slowest.kind] * sum(map(bool, lengths)) > len(at):
             continue
         k_tiles = tuple(columns[s] for s in partial_products.k_tiles)
         m_blocks = usual.m_blocks if by_columns else lengths

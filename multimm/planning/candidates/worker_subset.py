@@ -51,7 +51,7 @@ def with_fewer(
     found: tuple[int, dict[Schedule, Rank]] | None = None
     limit = best.seconds
     for count in _counts(problem, cluster):
-        if _at_least(problem, cluster.first(count)) < limit:
+        if at_least(problem, cluster.first(count)) < limit:
             ranks = _in_few_tasks(problem, cluster.first(count))
             first = min(ranks.values())
             if not first.too_large and first.seconds < limit:
@@ -102,7 +102,7 @@ def _counts(problem: Problem, cluster: ClusterSpec) -> Iterator[int]:
             yield count
 
 
-def _at_least(problem: Problem, cluster: ClusterSpec) -> float:
+def at_least(problem: Problem, cluster: ClusterSpec) -> float:
     """Seconds of any plan of which each worker has a task."""
     flops = problem.flops / (2 if problem.symmetric else 1)
     sent = cluster.workers * cluster.task_overhead_s

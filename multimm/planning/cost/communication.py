@@ -6,7 +6,7 @@ from math import prod
 from operator import mul
 from typing import NamedTuple
 
-from multimm.planning.cost.counted_transfers import received
+from multimm.planning.cost.counted_transfers import received, shares_blocks
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Grid, ceil_div, divisors
@@ -85,6 +85,7 @@ def of_products(layout: Schedule, workers: int) -> Moved:
     if (
         layout.operands.elsewhere
         or layout.in_place is not None
+        or shares_blocks(layout)
         or (idle and not layout.mirrors and layout.tasks <= COUNTED)
         or (stacked and (layout.row_panels > 1 or layout.mirrors))
     ):

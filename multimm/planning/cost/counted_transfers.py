@@ -11,6 +11,8 @@ from multimm.planning.in_place import InPlace
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Coordinate, merges, spans
 
+#: Blocks of one array on both sides that are counted one by one: arbitrary, a few milliseconds.
+SHARED = 1000
 #: Of blocks with the same users: the bytes of them that each rank keeps, and those users' ranks.
 Transfer = tuple[dict[int, int], set[int]]
 
@@ -47,6 +49,9 @@ def _wrapped(kept: dict[int, int], workers: int) -> dict[int, int]:
 def _count_operands(layout: Schedule) -> Iterator[Transfer]:
     """Copies of a block are let go when a row panel is over."""
     grid, edges = layout.grid, {"a": layout.m_blocks, "b": layout.n_blocks}
+    if shares_blocks(layout):
+        yield from _count_shared(layout)
+        return
     for role in layout.roles:
         for share, (block, size) in product(layout.shares(role), enumerate(edges[role])):
             at = role, share.users[0], block
@@ -56,6 +61,31 @@ def _count_operands(layout: Schedule) -> Iterator[Transfer]:
             )
             for (part, own), places in product(enumerate(kept), used):
                 yield own, {grid.rank(Coordinate(*place, part)) for place in places}
+
+
+def shares_blocks(layout: Schedule) -> bool:
+    """Whether blocks of A are those of B, too, which travel to a worker once for both."""
+    same, blocks = layout.problem.same, {layout.m_blocks, layout.n_blocks}
+    blocks |= {layout.k_tiles} if same == "plain" else set()
+    as_they_lie = {*layout.operands.in_place} == {"a", "b"} and not layout.operands.packed
+    several = bool(layout.batch_blocks) or layout.mirrors or layout.row_panels > 1
+    few = len(layout.m_blocks) * len(layout.k_tiles) <= SHARED
+    return bool(same) and len(blocks) == 1 and as_they_lie and not several and few
+
+
+def _count_shared(layout: Schedule) -> Iterator[Transfer]:
+    """Block (x, y) of A is block (x, y) of B, or (y, x) where B is A's transpose."""
+    grid, used, turned = layout.grid, layout.blockwise.users, layout.problem.same == "turned"
+    width, part_of = layout.operands.width("a"), layout.part_of
+    for x, rows in enumerate(layout.m_blocks):
+        for y, (owner, k_tile) in enumerate(
+            zip(layout.tiles.owners("a", 0, x), layout.k_tiles, strict=True)
+        ):
+            column, k = (x, y) if turned else (y, x)
+            places = [((row, col), part_of[y]) for one in used("a", 0, x) for row, col in one]
+            places += [((row, col), part_of[k]) for one in used("b", 0, column) for row, col in one]
+            users = {grid.rank(Coordinate(*place, part)) for place, part in places}
+            yield {owner: rows * k_tile * width}, users
 
 
 def _kept_by_part(

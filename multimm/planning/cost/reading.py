@@ -14,6 +14,8 @@ from multimm.planning.schedule import Schedule
 RATES = {"": 1.0e9, "gzip": 0.14e9, "other": 0.3e9}
 #: Seconds for each chunk, however small: 0.3 to 1 ms of 50 kB (Zarr and HDF5, the same core).
 CHUNK_S = 4e-4
+#: Threads that a task of a GPU worker reads with, if its host has the cores.
+READERS = 8
 
 
 def read_in_chunks(layout: Schedule) -> dict[str, Storage]:
@@ -37,10 +39,11 @@ def held(layout: Schedule, cluster: ClusterSpec) -> int:
 def seconds(layout: Schedule, cluster: ClusterSpec) -> float:
     """Seconds of a worker that decodes its share of chunks, for each block and row panel again."""
     workers = min(cluster.workers, layout.grid.workers)  # a lone task may run on any worker
+    threads = cluster.threads * (READERS if cluster.slowest.kind == "gpu" else 1)
     return sum(
         decodes(layout, role) * (x.chunk_bytes / RATES[x.codec] + CHUNK_S)
         for role, x in read_in_chunks(layout).items()
-    ) / (workers * cluster.threads)
+    ) / (workers * threads)
 
 
 def decodes(layout: Schedule, role: str) -> float:

@@ -20,6 +20,7 @@ from multimm.planning.matrix import MatrixSpec
 from multimm.planning.problem import FLOAT32, Problem
 from multimm.planning.schedule import PACKED_ROWS, Schedule
 from multimm.planning.tiling.grid import ceil_div
+from multimm.planning.work.symmetric import Symmetric
 
 #: Of the scheduler's time for a task, what passes before the first one runs: all of them are
 #: sent, ordered and listed first. 0.1 ms a task between 5 and 192 of them, on two H200s.
@@ -73,6 +74,10 @@ LAUNCH_S = 1.25e-4
 #: them: 0.8 to 1.4 ms for 1 GiB of sums, of which a kernel reads P and writes D, on an H200.
 SUMS_BYTES = 4
 
+#: NumPy multiplies an array by its own transpose in this share of the time, if they are of these
+#: dtypes: 0.53 to 0.57 in float32, of 128 to 2000 columns, 0.54 to 0.61 in float64, on an EPYC.
+SYRK, REAL = 0.57, ("float32", "float64")
+
 #: Sides of packed products whose partly empty tiles are counted; longer ones have many tiles.
 NARROW = 1024
 
@@ -109,6 +114,16 @@ AROUND = (
 FRICTION = 0.1
 
 
+def by_phase(kind: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Terms that follow each other on a kind of device, that run beside them, and all others.
+
+    CPU workers send and receive with the cores that multiply: no product hides a transfer.
+    """
+    if kind == "gpu":
+        return IN_TURN, BESIDE, AROUND
+    return (*IN_TURN, "transfers"), tuple(x for x in BESIDE if x != "transfers"), AROUND
+
+
 def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float = 0) -> Terms:
     """Seconds of the slowest worker, by name; it receives and spills so many bytes.
 
@@ -121,7 +136,7 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
     copying = device.copy_gbps * 1e9
     cuts = layout.operands.rechunk.tasks
     each = crowd(layout, cluster)
-    flops = each * layout.share_flops
+    flops = each * _flops(layout, device)
     rate, packing = link_rate(layout, cluster), _packing(layout, cluster)
     levels, fetched, sums = _sums(layout)
     handed_on = each * layout.handed_on * p.sum_bytes
@@ -178,6 +193,19 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
     beside, last = coming_back(layout, each, back, in_turn)
     terms |= {"from the GPUs": beside, "last blocks from a GPU": last}
     return terms
+
+
+def knows_transposes(problem: Problem, device: DeviceSpec) -> bool:
+    """Whether a product of an array and its transpose is NumPy's, by a routine of BLAS for that."""
+    return device.kind == "cpu" and not problem.exact and problem.accumulate in REAL
+
+
+def _flops(layout: Schedule, device: DeviceSpec) -> float:
+    """Operations of the busiest worker that take as long as those of a plain product."""
+    work = layout.work
+    if isinstance(work, Symmetric) and knows_transposes(layout.problem, device):
+        return 2 * work.assignment.most_after(1 - SYRK) * layout.share_k
+    return layout.share_flops
 
 
 def _sums(layout: Schedule) -> tuple[int, int, int]:
@@ -286,10 +314,10 @@ def _many_chunks(problem: Problem) -> int:
     return max(0, chunks - FEW_CHUNKS)
 
 
-def total_seconds(terms: Terms) -> float:
-    """Predicted seconds from the terms of `seconds`."""
-    in_turn = sum(terms[name] for name in IN_TURN)
-    side_by_side = [in_turn, *(terms[name] for name in BESIDE)]
+def total_seconds(terms: Terms, kind: str) -> float:
+    """Predicted seconds from the terms of `seconds`, on a kind of device."""
+    in_turn, beside, around = by_phase(kind)
+    side_by_side = [sum(terms[name] for name in in_turn), *(terms[name] for name in beside)]
     longest = max(side_by_side)
     hidden = FRICTION * (sum(side_by_side) - longest)
-    return longest + hidden + sum(terms[name] for name in AROUND)
+    return longest + hidden + sum(terms[name] for name in around)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from multimm.display.units import duration, flops, human
 from multimm.planning.cost import communication
 from multimm.planning.cost.memory import Terms
-from multimm.planning.cost.time import AROUND, BESIDE, IN_TURN
+from multimm.planning.cost.time import by_phase
 from multimm.planning.explain import workers
 from multimm.planning.explain.arithmetic import arithmetic
 from multimm.planning.limits import MOST_TASKS, TASK_BYTES
@@ -37,12 +37,8 @@ _SAID = {
     "last sums": "adding parts of k",
     "handing C out": "cutting C into chunks",
 }
-#: When the parts of the time pass: each name, and which terms.
-PHASES = (
-    ("one after another", IN_TURN),
-    ("meanwhile", BESIDE),
-    ("before and after", AROUND),
-)
+#: When the parts of the time pass, in the order of `by_phase`.
+PHASES = ("one after another", "meanwhile", "before and after")
 
 
 class Section(NamedTuple):
@@ -318,7 +314,7 @@ def named(terms: Terms, *, least: float = 0.0) -> list[tuple[str, float]]:
 def phases(plan: MatmulPlan) -> list[tuple[str, list[tuple[str, float]]]]:
     """The parts of the predicted time that are worth a name, by when they pass."""
     found = []
-    for phase, kinds in PHASES:
+    for phase, kinds in zip(PHASES, by_phase(plan.used.slowest.kind), strict=True):
         terms = {name: plan.time_terms[name] for name in kinds}
         if parts := named(terms, least=LITTLE * plan.seconds):
             found.append((phase, parts))

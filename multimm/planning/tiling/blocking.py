@@ -15,6 +15,7 @@ from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.boundaries import (
+    AS_GIVEN,
     batch_blocks,
     choose_k_tiles,
     choose_parts,
@@ -115,6 +116,7 @@ def _blocks(
     loops = without_blas(problem, cluster)
     k_tiles = count_k_tiles(problem, grid, counts, edge, least, _no_longer(cut) if loops else cut)
     keep = least if cut.given or (loops and _longest_chunk(problem) <= edge) else 0
+    keep = keep if cut.joined else AS_GIVEN
     if k_parts and cut.given:
         k_k_tiles = choose_parts(problem, k_parts, k_tiles, keep)
     else:

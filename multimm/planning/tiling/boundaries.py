@@ -24,6 +24,8 @@ from multimm.planning.tiling.grid import (
     remembered,
 )
 
+#: In place of a length below which chunks are joined: none are.
+AS_GIVEN = 1
 #: Operands in more chunks than so many along a side are never multiplied chunk by chunk.
 MOST_CHUNKS = 256
 #: Kernels compute tiles of 128 x 256 and pack k-tiles of 64; rows that begin on 16 bytes are copied
@@ -77,7 +79,7 @@ def choose_parts(problem: Problem, parts: Blocks, count: int, keep: int) -> Bloc
 
 def kept(spec: MatrixSpec, keep: int) -> int:
     """`keep`, but 0 of one that comes in one block: nobody knows how that comes."""
-    return keep if spec.blocks > 1 else 0
+    return keep if keep == AS_GIVEN or spec.blocks > 1 else 0
 
 
 @remembered

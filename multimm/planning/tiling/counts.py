@@ -44,6 +44,7 @@ class Cut(NamedTuple):
     columns: float = 1
     k_tiles: float = 1
     given: bool = False  #: or the operands' own chunks, only tiny ones joined
+    joined: bool = True  #: or these not either
 
 
 AS_USUAL = Cut()

@@ -55,3 +55,11 @@ def computed(size: int, dtype: str = "float32") -> int:
     return sum(
         (p.rows.stop - p.rows.start) * (p.columns.stop - p.columns.start) for p in sub_blocks
     )
+
+
+@lru_cache(maxsize=1024)
+def on_diagonal(size: int, dtype: str = "float32") -> int:
+    """Of these, elements of sub-blocks that reach the diagonal: of one array on both sides."""
+    return sum(
+        (p.rows.stop - p.rows.start) ** 2 for p in triangle(size, dtype) if p.rows == p.columns
+    )

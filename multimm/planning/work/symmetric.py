@@ -32,7 +32,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise, product
 
 from multimm.planning.tiling.grid import Blocks
-from multimm.planning.tiling.triangle import computed
+from multimm.planning.tiling.triangle import computed, on_diagonal
 from multimm.planning.work.cyclic import Spot
 
 #: Blocks are assigned freely among at most so many places, of so many block rows for each: every
@@ -94,15 +94,22 @@ class Assignment:
         self.sizes = [batch_sizes[flat] * blocks[i] * blocks[j] for flat, i, j in self.cells]
         self._panels: dict[Spot, set[Panel]] = {(row, 0): set() for row in range(p_m)}
         self._work: Counter[Spot] = Counter()
+        self._squares: Counter[Spot] = Counter()
         halves = [computed(size, dtype) for size in blocks]
         choose = self._freely if self.free else self._cyclic
         for (flat, i, j), size in zip(self.cells, self.sizes, strict=True):
             place, turned = choose(flat, i, j)
             self._work[place] += size if i != j else batch_sizes[flat] * halves[i]
+            if i == j:
+                self._squares[place] += batch_sizes[flat] * on_diagonal(blocks[i], dtype)
             self.places.append(place)
             self.turned.append(turned)
         self.computed_in_all = sum(self._work.values())
         self.most_computed = max(self._work.values())
+
+    def most_after(self, saved: float) -> float:
+        """`most_computed`, where this share is saved of sub-blocks on the diagonal."""
+        return max(work - saved * self._squares[place] for place, work in self._work.items())
 
     @property
     def free(self) -> bool:

@@ -1,0 +1,144 @@
+"""The chunks of a contraction's result: the operands' own, cut where large, or those of Dask."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from math import ceil, prod
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+from dask.array.core import common_blockdim
+from dask.utils import parse_bytes
+
+from multimm.contractions.subscripts import Label, Labels, written
+from multimm.planning.tiling.grid import Blocks, regular
+
+Chunks = tuple[Blocks, ...]
+#: Of operands' labels and chunks, of a result's labels and dtype: its chunks by label.
+Rule = Callable[[Sequence[Labels], Sequence[Chunks], Labels, np.dtype[Any]], dict[Label, Blocks]]
+
+
+def own_chunks(
+    labels: Sequence[Labels], chunks: Sequence[Chunks], out: Labels, _: np.dtype[Any]
+) -> dict[Label, Blocks]:
+    """Those of the operands, as Dask's tensordot has them."""
+    return {label: _common(each) for label, each in _found(labels, chunks, out).items()}
+
+
+def limited_chunks(
+    labels: Sequence[Labels], chunks: Sequence[Chunks], out: Labels, dtype: np.dtype[Any]
+) -> dict[Label, Blocks]:
+    """Those of the operands, cut where blocks would be larger than Dask's ``array.chunk-size``.
+
+    Batch axes are cut first, then the first axis that each operand alone gives to the result: a
+    piece of it is a piece of rows, or columns, as they lie in memory.
+
+    Parameters
+    ----------
+    labels, chunks, out
+        As for `einsum_chunks`.
+    dtype : dtype
+        Of the result.
+
+    Examples
+    --------
+    >>> with dask.config.set({"array.chunk-size": 4000}):
+    ...     limited_chunks(["kij", "kl"], [((5, 5), (30,), (20,)), ((5, 5), (4,))], "ijl",
+    ...                    np.dtype("float32"))
+    {'i': (15, 15), 'j': (20,), 'l': (2, 2)}
+    """
+    made = own_chunks(labels, chunks, out, dtype)
+    most = parse_bytes(dask.config.get("array.chunk-size")) // dtype.itemsize
+    uses = Counter(x for own in labels for x in {*own})
+    batch = [x for x in out if uses[x] > 1]
+    heads = [x for own in labels for x in own if x in made and uses[x] == 1]
+    first = [next(x for x in own if x in heads) for own in labels if {*own} & {*heads}]
+    for n, label in enumerate([*batch, *first, *heads]):
+        over = prod(map(max, made.values())) / max(1, most)
+        if over > 1:
+            others = len(first) - (n - len(batch)) if n >= len(batch) else 1
+            made[label] = _finer(made[label], ceil(over ** (1 / max(1, others))))
+    return made
+
+
+def _finer(own: Blocks, parts: int) -> Blocks:
+    """Each block in so many parts; in more where only so all but the last one are equal."""
+    size = max(own)
+    parts = max(1, min(parts, size))
+    if len(own) == 1:
+        return regular(size, ceil(size / parts))
+    even = next(n for n in range(parts, size + 1) if size % n == 0)
+    return tuple(x for block in own for x in regular(block, size // even))
+
+
+def einsum_chunks(
+    labels: Sequence[Labels], chunks: Sequence[Chunks], out: Labels, _: Any = None
+) -> dict[Label, Blocks]:
+    """Chunks of the result of `dask.array.einsum`, by label.
+
+    They are those of the operands, where blocks of the result are not much larger than theirs.
+
+    Parameters
+    ----------
+    labels : sequence of tuple of str
+        Of each operand's axes.
+    chunks : sequence of tuple of Blocks
+        Along them.
+    out : tuple of str
+        Labels of the result.
+
+    Examples
+    --------
+    >>> einsum_chunks(["ij", "jk"], [((2, 2), (3,)), ((1, 2), (5,))], "ik")
+    {'i': (2, 2), 'k': (5,)}
+    """
+    found = _found(labels, chunks, out)
+    largest = prod(max(map(max, each)) for each in found.values())
+    tolerance = dask.config.get("array.chunk-size-tolerance")
+    given = max(1, *(prod(map(max, blocks)) for blocks in chunks))
+    if len(labels) > 1 and out and largest > tolerance * given:
+        return _split(tuple(map(tuple, labels)), tuple(chunks), tuple(out), tolerance)
+    return {label: _common(each) for label, each in found.items()}
+
+
+def _found(
+    labels: Sequence[Labels], chunks: Sequence[Chunks], out: Labels
+) -> dict[Label, list[Blocks]]:
+    """What the operands have along each axis of the result."""
+    found: dict[Label, list[Blocks]] = {label: [] for label in out}
+    for names, blocks in zip(labels, chunks, strict=True):
+        for label, own in zip(names, blocks, strict=True):
+            if label in found:
+                found[label].append(own)
+    return found
+
+
+def _common(each: list[Blocks]) -> Blocks:
+    """Of operands that share an axis; those of length 1 are broadcast."""
+    longer = [own for own in each if own != (1,)]
+    common: Blocks = common_blockdim(longer or each)
+    return common
+
+
+# Dask makes a graph to say it, which takes as long as to plan a product again.
+@lru_cache(maxsize=128)
+def _split(
+    labels: tuple[Labels, ...], chunks: tuple[Chunks, ...], out: Labels, tolerance: float
+) -> dict[Label, Blocks]:
+    """As Dask itself says, which cuts operands where blocks of the result would be large.
+
+    Of arrays without tasks. What is summed over counts by its longest chunk alone: so it is one,
+    and need not be the same axis in both.
+    """
+    names, paper = [], []
+    for n, (own, blocks) in enumerate(zip(labels, chunks, strict=True)):
+        each = [x if label in out else (max(x),) for label, x in zip(own, blocks, strict=True)]
+        names.append(tuple(x if x in out else f"{x} of {n}" for x in own))
+        paper.append(da.Array({}, f"on-paper-{n}", tuple(each), dtype=np.float32))
+    with dask.config.set({"array.chunk-size-tolerance": tolerance}):
+        made = da.einsum(written(names, out), *paper)
+    return dict(zip(out, made.chunks, strict=True))

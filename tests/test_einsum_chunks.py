@@ -1,0 +1,105 @@
+"""The chunks of a contraction: the operands', cut where large; for `accelerate`, Dask's."""
+
+from itertools import accumulate
+from math import prod
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multimm.contractions.einsum_chunks import einsum_chunks, limited_chunks, own_chunks
+
+SUBSCRIPTS = (
+    "ij,jk->ik",
+    "bij,bjk->kbi",
+    "ij,kl,jl->ik",
+    "iij,jk->ik",
+    "ij,ij->",
+    "ij,j->i",
+    "ij->j",
+)
+
+
+@st.composite
+def contractions(draw):
+    """Subscripts, and chunks of each operand: along an axis those of two operands may differ."""
+    subscripts = draw(st.sampled_from(SUBSCRIPTS))
+    terms, _, out = subscripts.partition("->")
+    terms = terms.split(",")
+    size = {x: draw(st.sampled_from((1, 7, 12, 40))) for x in sorted({*"".join(terms)})}
+    own = {x: tuple(draw(cut(n))) for x, n in size.items()}
+    chunks = []
+    for term in terms:
+        alone = len({*term}) == len(term)
+        each = {x: tuple(draw(cut(size[x]))) if x in out and alone else own[x] for x in term}
+        chunks.append(tuple(each[x] for x in term))
+    return subscripts, chunks
+
+
+@st.composite
+def cut(draw, size):
+    """Sizes that add up to one."""
+    found = []
+    while sum(found) < size:
+        found.append(draw(st.integers(1, size - sum(found))))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:Increasing number of chunks")  # Dask's own, of many
+@given(contractions(), st.sampled_from((0.5, 1.25, 4)))
+def test_chunks_are_those_of_dask(case, tolerance):
+    subscripts, chunks = case
+    terms, _, out = subscripts.partition("->")
+    arrays = [da.empty(tuple(map(sum, own)), chunks=own, dtype="float32") for own in chunks]
+    with dask.config.set({"array.chunk-size-tolerance": tolerance}):
+        theirs = da.einsum(subscripts, *arrays).chunks
+        ours = einsum_chunks(terms.split(","), chunks, out)
+    assert tuple(ours[x] for x in out) == theirs
+
+
+def test_a_broadcast_axis_has_the_chunks_of_the_other_operand():
+    found = einsum_chunks(["ij", "ij"], [((1,), (3, 3)), ((2, 2), (6,))], "ij")
+    assert found == {"i": (2, 2), "j": (3, 3)}
+
+
+def test_dask_is_not_asked_for_small_blocks(monkeypatch):
+    """To ask it takes as long as all else of a call whose plan is known."""
+    monkeypatch.setattr(da, "einsum", None)
+    assert einsum_chunks(["ij", "jk"], [((4, 4), (9,)), ((9,), (2, 2))], "ik") == {
+        "i": (4, 4), "k": (2, 2)
+    }  # fmt: skip
+    with pytest.raises(TypeError):  # an outer product's blocks are larger
+        einsum_chunks(["ij", "jk"], [((90,), (1,)), ((1,), (90,))], "ik")
+
+
+@given(contractions(), st.sampled_from((1, 3, 20, 10**6)))
+def test_blocks_are_the_operands_cut_down_to_a_limit(case, most):
+    subscripts, chunks = case
+    terms, _, out = subscripts.partition("->")
+    given = terms.split(","), chunks, out, np.dtype("float32")
+    with dask.config.set({"array.chunk-size": 4 * most}):
+        made, own = limited_chunks(*given), own_chunks(*given)
+    assert prod(max(x) for x in made.values()) <= max(most, 1)
+    for label, blocks in made.items():
+        assert {*accumulate(own[label])} <= {*accumulate(blocks)}
+        if len(own[label]) == 1:
+            assert len({*blocks[:-1]}) <= 1
+    if most == 10**6:
+        assert made == own
+
+
+def test_rows_and_columns_are_cut_alike_and_only_where_they_begin():
+    labels, chunks = ["txy", "tuv"], [((4,) * 5, (80,), (160,))] * 2
+    with dask.config.set({"array.chunk-size": 4 * 80**2 * 160**2 // 4}):
+        found = limited_chunks(labels, chunks, "xyuv", np.dtype("float32"))
+    assert found == {"x": (40, 40), "y": (160,), "u": (40, 40), "v": (160,)}
+
+
+def test_a_batch_is_cut_before_its_matrices():
+    labels, chunks = ["zij", "zjk"], [((8,), (10,), (3,)), ((8,), (3,), (10,))]
+    with dask.config.set({"array.chunk-size": 4 * 200}):
+        found = limited_chunks(labels, chunks, "zik", np.dtype("float32"))
+    assert found == {"z": (2,) * 4, "i": (10,), "k": (10,)}

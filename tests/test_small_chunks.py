@@ -1,0 +1,76 @@
+"""Products in small chunks on CPU workers: blocks stay as they come, and the search is short."""
+
+from __future__ import annotations
+
+import pytest
+from paper import cpus, gpus
+
+from multimm.planning import choice
+from multimm.planning.choice import plan_matmul
+from multimm.planning.cost import time
+from multimm.planning.problem import Problem
+from multimm.planning.spec import MatrixSpec
+
+UNEVEN = (0, 1, 0, 0, 1, 0, 1, 1)
+
+
+def projection(rows=316, k=11552):
+    """Eight blocks of rows, lower than blocks are cut to, by a narrow matrix; C in their rows."""
+    a = MatrixSpec((8 * rows, k), chunks=((rows,) * 8, (k,)), owners=UNEVEN)
+    return Problem(a, MatrixSpec((k, 64), owners=(1,)), chunks=((rows,) * 8, (64,)))
+
+
+def test_a_chunk_of_c_is_one_task_where_its_rows_lie():
+    plan = plan_matmul(projection(), cpus(2))
+    assert plan.tasks == 8
+    assert not plan.layout.hands_out
+    assert not plan.bytes_recut
+    assert plan.bytes_moved == 11552 * 64 * 4
+
+
+@pytest.fixture
+def searched(monkeypatch):
+    """How often plans were searched for."""
+    found = []
+
+    def candidates(*args):
+        found.append(args)
+        return original(*args)
+
+    original = choice.candidates
+    monkeypatch.setattr(choice, "candidates", candidates)
+    plan_matmul.cache_clear()
+    yield found
+    plan_matmul.cache_clear()
+
+
+def test_nothing_is_searched_for_where_little_can_be_gained(searched):
+    plan = plan_matmul(projection(), cpus(2))
+    assert searched == []
+    assert plan.reason
+
+
+def test_a_search_may_gain_something(searched):
+    large = projection(20_000)
+    plan = plan_matmul(large, cpus(2, memory=10**11))
+    assert not searched  # its products take ten seconds, and no plan has fewer
+    at_random = (0, 1, 0, 0, 1, 0, 1, 1, 0)
+    square = MatrixSpec((3000, 3000), chunks=((1000,) * 3,) * 2, owners=at_random)
+    assert plan_matmul(Problem(square, square), cpus(2)).tasks
+    assert len(searched) == 1
+    assert plan_matmul(projection(), gpus(2)).tasks
+    assert len(searched) > 1
+    assert plan.tasks
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("cpu", "float32"), ("cpu", "complex64"), ("gpu", "")])
+def test_numpy_multiplies_an_array_by_its_transpose_in_half_the_time(kind, dtype):
+    dtype = dtype or "float32"
+    a = MatrixSpec((256, 100_000), dtype, {"float32": 4, "complex64": 8}[dtype])
+    on = cpus(1) if kind == "cpu" else gpus(1)
+    plain, symmetric = (
+        plan_matmul(Problem(a, a.T, dtype, dtype, symmetric=x), on).time_terms["block products"]
+        for x in (False, True)
+    )
+    share = time.SYRK if (kind, dtype) == ("cpu", "float32") else 1
+    assert symmetric == pytest.approx(share * plain)
