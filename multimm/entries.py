@@ -107,17 +107,17 @@ def operands_of(args: Sequence[Any]) -> tuple[str, ...]:
     return tuple(described(x) for x in flat if hasattr(x, "shape"))
 
 
-def _two(name: str, args: Args, kwargs: Kwargs, *options: str) -> list[tuple[float, ...]]:
-    """Shapes of two operands that stand before all else, which is no more than these options."""
+def _two(name: str, args: Args, kwargs: Kwargs, *options: str) -> list[Array]:
+    """Two operands that stand before all else, which is no more than these options."""
     if kwargs.keys() - {*options} or len(args) != 2:
         also = "".join(f" and {option}=" for option in options)
         raise LeftToDaskError(f"{name} with other arguments than two operands by position{also}")
-    return _shapes(name, args)
+    return _arrays(name, args)
 
 
 def _matrices(name: str, args: Args, kwargs: Kwargs) -> Product:
-    shapes = _two(name, args, kwargs, *(["dtype"] if name == "matmul" else []))
-    ndims = [*map(len, shapes)]
+    arrays = _two(name, args, kwargs, *(["dtype"] if name == "matmul" else []))
+    ndims = [x.ndim for x in arrays]
     if 0 in ndims:
         raise LeftToDaskError(
             f"{name} of {ndims[0]}-D and {ndims[1]}-D operands is not a matrix product"
@@ -125,7 +125,7 @@ def _matrices(name: str, args: Args, kwargs: Kwargs) -> Product:
     if name == "dot" and max(ndims) > 2:
         last = -1, -min(ndims[1], 2)
         return _steps(_as_dask_sums(tensordot_steps(args[0], args[1], last, own_chunks)))
-    wide = _dtype_of_sums(*(as_array(x, "an operand", lazily=True).dtype for x in args))
+    wide = _dtype_of_sums(*(x.dtype for x in arrays))
     options = {"dtype": wide, **kwargs} if wide is not None else kwargs
     return Product(partial(matmul, *args, **options, chunks="operands"), "1 x product")
 
@@ -136,7 +136,7 @@ def _tensordot(name: str, args: Args, kwargs: Kwargs) -> Product:
     }
     if len(args) + len(kwargs) != len(names) or not {"a", "b"} <= names.keys() <= {*"ab", "axes"}:
         raise LeftToDaskError(f"{name} with other arguments than two operands and axes")
-    _shapes(name, (names["a"], names["b"]))
+    _arrays(name, (names["a"], names["b"]))
     return _steps(_as_dask_sums(tensordot_steps(**names, rule=own_chunks)))
 
 
@@ -147,7 +147,7 @@ def _einsum(name: str, args: Args, kwargs: Kwargs) -> Product:
     if more or not args:
         raise LeftToDaskError(f"{name} with {', '.join(more) or 'nothing'}")
     given = args[1:] if isinstance(args[0], str) else args[: len(args) // 2 * 2 : 2]
-    _shapes(name, given)
+    _arrays(name, given)
     found = einsum_steps(args, dtype, optimize, einsum_chunks)
     return _steps(found if dtype is not None else _as_dask_sums(found))
 
@@ -165,10 +165,9 @@ def _vecdot(name: str, args: Args, kwargs: Kwargs) -> Product:
 def _multi_dot(name: str, args: Args, kwargs: Kwargs) -> Product:
     if kwargs or len(args) != 1 or not isinstance(args[0], list | tuple):
         raise LeftToDaskError(f"{name} with other arguments than a list of matrices")
-    shapes = _shapes(name, args[0])
-    count = len(shapes)
-    ends = [len(shape) for shape in (shapes[0], shapes[-1])]
-    if count < 2 or any(len(x) != 2 for x in shapes[1:-1]) or not {*ends} <= {1, 2}:
+    arrays = _arrays(name, args[0])
+    count, ends = len(arrays), [x.ndim for x in (arrays[0], arrays[-1])]
+    if count < 2 or any(x.ndim != 2 for x in arrays[1:-1]) or not {*ends} <= {1, 2}:
         raise LeftToDaskError(f"{name} of other operands than matrices, and vectors at its ends")
     if count >= len(ascii_letters):
         raise LeftToDaskError(f"{name} of {count} operands")
@@ -204,18 +203,15 @@ def _steps(found: Contraction, *, dask_has_none: bool = False) -> Product:
     return Product(partial(found.result, "float32"), note)
 
 
-def _shapes(name: str, operands: Sequence[Any]) -> list[tuple[float, ...]]:
-    """Of operands one of which is a Dask array, all with known chunks."""
+def _arrays(name: str, operands: Sequence[Any]) -> list[Array]:
+    """Operands one of which is a Dask array, as arrays, all with known chunks."""
     if not any(isinstance(x, da.Array) for x in operands):
         raise LeftToDaskError(f"{name} without a Dask array")
     # Of lists, h5py datasets and the like NumPy would say the shape once it has read them.
-    shapes = [
-        as_array(x, "an operand", lazily=True).shape if not is_dask(x) else x.shape
-        for x in operands
-    ]
-    if any(math.isnan(size) for shape in shapes for size in shape):
+    arrays = [x if is_dask(x) else as_array(x, "an operand", lazily=True) for x in operands]
+    if any(math.isnan(size) for x in arrays for size in x.shape):
         raise LeftToDaskError("unknown chunk sizes")
-    return shapes
+    return arrays
 
 
 _MADE: Mapping[str, Callable[[str, Args, Kwargs], Product]] = {

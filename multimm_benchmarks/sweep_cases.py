@@ -31,7 +31,7 @@ class Product:
     m, n, k : int
     scaling : str
         "strong", "weak" or "": what a figure over worker counts shows.
-    gram : bool
+    symmetric : bool
         The product of a.T and a, where A is k x m; otherwise of two matrices.
     repeats : int
         0 leaves it to the sweep.
@@ -49,7 +49,7 @@ class Product:
     n: int
     k: int
     scaling: str = ""
-    gram: bool = False
+    symmetric: bool = False
     repeats: int = 0
     chunk: int = 0
     hosted: bool = False
@@ -62,7 +62,7 @@ class Product:
     @property
     def bytes(self) -> int:
         """Of all float32 operands and the result."""
-        operands = self.m * self.k + (0 if self.gram else self.k * self.n)
+        operands = self.m * self.k + (0 if self.symmetric else self.k * self.n)
         return 4 * (operands + self.m * self.n)
 
 
@@ -136,7 +136,7 @@ def _chunked(sizes: Sizes, _: int) -> list[Product]:
         Product("chunked", f"chunked square {rows} in {chunk}", rows, rows, rows, chunk=chunk)
         if rows == columns
         else Product("chunked", f"chunked AtA {rows} x {columns} in {chunk}", columns, columns,
-                     rows, gram=True, chunk=chunk)
+                     rows, symmetric=True, chunk=chunk)
         for rows, columns, chunk in sizes.chunked
     ]  # fmt: skip
     return found + [
@@ -214,7 +214,7 @@ def _plan(product: Product, cluster: ClusterSpec) -> Any:
     import multimm
 
     a, b = operand_specs(product, cluster.workers)
-    return multimm.plan(a, b, trans_a=product.gram, cluster=cluster)
+    return multimm.plan(a, b, trans_a=product.symmetric, cluster=cluster)
 
 
 def operand_specs(product: Product, workers: int) -> tuple[MatrixSpec, MatrixSpec]:
@@ -229,4 +229,4 @@ def operand_specs(product: Product, workers: int) -> tuple[MatrixSpec, MatrixSpe
         return MatrixSpec(shape, chunks=chunks, owners=tuple(owners))
 
     b = spec(shapes[1])
-    return b if product.gram else spec(shapes[0]), b
+    return b if product.symmetric else spec(shapes[0]), b

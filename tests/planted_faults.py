@@ -148,10 +148,10 @@ PLANNING = (
         "golden",
     ),
     Fault(
-        "blocks are multiplied in turn, whatever was planned",
-        "planning/work/cyclic.py",
-        "return self.located.rows or range(len(self.row_sizes))",
-        "return range(len(self.row_sizes))",
+        "blocks are looked for in turn, wherever they lie",
+        "planning/distribution.py",
+        "self._owners[at] = self._lie(*at) or self._in_turn(*at)",
+        "self._owners[at] = self._in_turn(*at)",
         "traffic",
     ),
     Fault(
@@ -258,7 +258,7 @@ MEMORY = (
     Fault(
         "threads make operands long before these are needed",
         "planning/candidates/read_ahead.py",
-        "if not made_by_tasks(layout) or layout.located.parts or not _runs_ahead(layout, cluster):",
+        "if not made_by_tasks(layout) or layout.k_parts or not _runs_ahead(layout, cluster):",
         "if True:",
         "read_ahead",
     ),

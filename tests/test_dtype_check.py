@@ -59,7 +59,7 @@ def fine(chunks, dtype="float32"):
     return da.from_array(WIDE.astype(dtype), chunks=chunks, name=f"fine-{dtype}-{chunks}")
 
 
-def product(role, own, chunks, workers, dtype="float32", symmetric=False, once=True, p_k=1):
+def product(role, own, chunks, workers, dtype="float32", symmetric=False, p_k=1):
     """2 A B + 3 C, of which one is given and the others are as they should be."""
     given = {name: fine(chunks, dtype) for name in "abc"} | {role: own}
     a, b, c = given.values()
@@ -70,20 +70,19 @@ def product(role, own, chunks, workers, dtype="float32", symmetric=False, once=T
     problem = Problem(of_a, of_a, dtype, dtype, 8, 8, c=of_c, symmetric=symmetric)
     cluster, fixed = ClusterSpec.homogeneous(H200, workers), Options(BLOCK, BLOCK, p_k)
     plan = plan_matmul(problem, cluster, options=fixed)
-    plan = replace(plan, layout=replace(plan.layout, cut_once=once))
     return build(plan, a, b, c, step, np.empty((0, 0), dtype))
 
 
-#: By name: chunks, workers, whether operands are cut by tasks, and the rest of `product`.
+#: By name: chunks, workers, and the rest of `product`.
 WAYS = {
-    "as they are": ((BLOCK, BLOCK), 4, True, {}),
-    "parts of k": ((BLOCK, BLOCK), 4, True, {"p_k": 2}),
-    "coalesced": ((8, 8), 4, True, {}),
-    "coalesced parts of k": ((8, 8), 4, True, {"p_k": 2}),
-    "pieces": ((8, 8), 1, False, {}),
-    "pieces, parts of k": ((8, 8), 1, False, {"p_k": 2}),
-    "one chunk": ((SIZE, SIZE), 4, True, {}),
-    "one chunk in pieces": ((SIZE, SIZE), 1, False, {}),
+    "as they are": ((BLOCK, BLOCK), 4, {}),
+    "parts of k": ((BLOCK, BLOCK), 4, {"p_k": 2}),
+    "coalesced": ((8, 8), 4, {}),
+    "coalesced parts of k": ((8, 8), 4, {"p_k": 2}),
+    "pieces": ((8, 8), 1, {}),
+    "pieces, parts of k": ((8, 8), 1, {"p_k": 2}),
+    "one chunk": ((SIZE, SIZE), 4, {}),
+    "one chunk in pieces": ((SIZE, SIZE), 1, {}),
 }
 
 
@@ -106,10 +105,10 @@ ROLES = [("a", False), ("b", False), ("c", False), ("a", True), ("c", True)]
     ],
 )
 def test_what_would_lose_something_is_refused(way, role, symmetric, change, error, said):
-    chunks, workers, once, more = way
+    chunks, workers, more = way
     at = (1, 0) if chunks[0] < SIZE else (0, 0)  # on the diagonal only if there is no other one
     own = spoilt(chunks, change, at=at)
-    lazy = product(role, own, chunks, workers, symmetric=symmetric, once=once, **more)
+    lazy = product(role, own, chunks, workers, symmetric=symmetric, **more)
     with pytest.raises(error, match=said) as caught:
         lazy.compute(scheduler="sync")
     assert "\n" not in str(caught.value)
@@ -119,9 +118,9 @@ def test_what_would_lose_something_is_refused(way, role, symmetric, change, erro
 @pytest.mark.parametrize(("role", "symmetric"), ROLES)
 def test_what_loses_nothing_is_as_declared(way, role, symmetric):
     """The first block is the narrower one: others must not be made as narrow."""
-    chunks, workers, once, more = way
+    chunks, workers, more = way
     own = spoilt(chunks, narrowed, dtype="float64")
-    lazy = product(role, own, chunks, workers, "float64", symmetric=symmetric, once=once, **more)
+    lazy = product(role, own, chunks, workers, "float64", symmetric=symmetric, **more)
     result = lazy.compute(scheduler="sync")
     x = WIDE.copy()
     x[: chunks[0], : chunks[1]] = narrowed(x[: chunks[0], : chunks[1]])
@@ -133,11 +132,9 @@ def test_what_loses_nothing_is_as_declared(way, role, symmetric):
 
 def test_the_ways_lead_through_all_tasks():
     seen = set()
-    for chunks, workers, once, more in WAYS.values():
+    for chunks, workers, more in WAYS.values():
         for symmetric in (False, True):
-            lazy = product(
-                "a", fine(chunks), chunks, workers, symmetric=symmetric, once=once, **more
-            )
+            lazy = product("a", fine(chunks), chunks, workers, symmetric=symmetric, **more)
             made = (task for task in dict(lazy.dask).values() if isinstance(task, BlockTask))
             seen |= {task.kwargs.get("verb", task.func).__name__ for task in made}
     plain = {multiply.multiply, multiply_symmetric, multiply_diagonal, multiply.add, cut_out, join}

@@ -161,7 +161,7 @@ def test_the_picture_of_an_operand_that_stays():
     """Rows of A lie with two workers, in turn; there they are multiplied."""
     rows = MatrixSpec((400_000, 2000), chunks=((50_000,) * 8, (2000,)), owners=(0, 1) * 4)
     plan = multimm.plan(rows.T, rows, cluster=replace(GPUS, addresses=("a", "b")))
-    assert plan.layout.in_place is not None or plan.layout.located.parts
+    assert plan.layout.in_place is not None or plan.layout.k_parts
     (a, _, _) = matrices(plan)
     assert_page(plan)
     assert {a.owner(i, j) for i in range(len(a.rows)) for j in range(len(a.columns))} == {0, 1}

@@ -22,7 +22,7 @@ GB = 10**9
 CPU = Machine("cpu", 2, 8 * GB, 8 * GB, 60.0)
 GPU = Machine("gpu", 2, 8 * GB, 8 * GB, 60.0)
 SQUARE = Product("strong", "square", 40, 40, 40)
-GRAM = Product("tall", "t", 24, 24, 200, gram=True)
+GRAM = Product("tall", "t", 24, 24, 200, symmetric=True)
 # How all are measured
 
 
@@ -112,12 +112,12 @@ def test_products_on_workers_are_placed_and_counted(opened):
 def test_operands_come_in_chunks_that_lie_in_turn(opened):
     name, one = opened
     square = Product("chunked", "c", 1200, 1200, 1200, chunk=350)
-    tall = Product("chunked", "t", 256, 256, 60000, gram=True, chunk=8000)
+    tall = Product("chunked", "t", 256, 256, 60000, symmetric=True, chunk=8000)
     for product in (square, tall):
         a, b = one.operands(product, "float32", 1)
         edges = min(product.chunk, product.k), min(product.chunk, product.n)
         assert tuple(max(sizes) for sizes in b.chunks) == edges
-        assert (a.name == b.T.name) == product.gram
+        assert (a.name == b.T.name) == product.symmetric
         keys = [key for row in b.__dask_keys__() for key in row]
         holders = one.client.who_has([b.dask[key] for key in keys])
         for at, key in enumerate(keys):

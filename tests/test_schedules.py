@@ -27,7 +27,7 @@ from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
 from multimm.planning.spec import MatrixSpec
-from multimm.planning.tiling.grid import Coordinate, Grid, Located, ceil_div, even
+from multimm.planning.tiling.grid import Coordinate, Grid, ceil_div, even
 
 M, K, N = 16, 12, 10
 #: Batch dimensions of A and of B: none, its own each, one or the other or both broadcast.
@@ -52,12 +52,8 @@ def schedules(draw: st.DrawFn, known: bool = False) -> Schedule:
     problem = Problem(a, b, symmetric=mirrors)
     batch = tuple(even(size, size) for size in problem.batch_shape)
     band = draw(st.integers(1, ceil_div(prod(map(len, batch)) * rows, grid.p_m)))
-    located = Located()
-    if not mirrors and draw(st.booleans()):
-        turns = range(prod(map(len, batch)) * len(m_blocks)), range(len(n_blocks))
-        located = Located(*(tuple(draw(st.permutations(x))) for x in turns))
     schedule = Schedule(problem, grid, batch, m_blocks, n_blocks, even(K, k_tiles), band,
-                        mirrors=mirrors, located=located)  # fmt: skip
+                        mirrors=mirrors)  # fmt: skip
     if not known:
         return schedule
     specs = []

@@ -15,10 +15,10 @@ from small import integers
 from multimm.errors import ShapeError
 from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
-from multimm.graph.lowering.sub_blocks import SubBlocks, multiply_bands
+from multimm.graph.lowering.sub_blocks import SubBlocks
 from multimm.graph.tasks.multiply import Step
 from multimm.io import open_array
-from multimm.planning import distribution
+from multimm.planning.candidates import owner_computes
 from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
@@ -33,11 +33,11 @@ def spec_of(x, *, turned=False):
     return spec.T if turned else spec
 
 
-def planned(a, b, step=PLAIN, *, once=False, symmetric=False, **fixed):
-    """A plan for one worker, in which each product cuts its own."""
+def planned(a, b, step=PLAIN, *, workers=1, symmetric=False, **fixed):
+    """A plan, for one worker such that each product cuts its own."""
     specs = spec_of(a, turned=step.trans_a), spec_of(b, turned=step.trans_b)
-    plan = plan_matmul(Problem(*specs, symmetric=symmetric), gpus(1), options=Options(**fixed))
-    return replace(plan, layout=replace(plan.layout, cut_once=once))
+    problem, fixed = Problem(*specs, symmetric=symmetric), Options(**fixed)
+    return plan_matmul(problem, gpus(workers), options=fixed)
 
 
 def product(plan, a, b, step=PLAIN, c=None):
@@ -76,8 +76,8 @@ def test_the_bits_are_those_of_operands_that_are_cut_by_tasks():
         for name in "ab"
     )
     results = [
-        product(planned(a, b, once=once, blocks=32, slabs=16), a, b).compute(scheduler="sync")
-        for once in (True, False)
+        product(planned(a, b, workers=n, blocks=32, slabs=16), a, b).compute(scheduler="sync")
+        for n in (2, 1)
     ]
     np.testing.assert_array_equal(*results)
 
@@ -98,40 +98,33 @@ def test_symmetric_products_and_addends():
     ("k_tiles", "along_k"),
     [((24,), (24,)), ((10, 14), (10, 14)), ((24,), (10, 8, 6)), ((7, 17), (10, 14))],
 )
-@pytest.mark.parametrize(
-    ("dtype", "added"), [("float32", False), ("float16", True), ("int32", False)]
-)
-def test_long_sub_blocks_are_multiplied_as_they_come(
-    monkeypatch, stored, wide, k_tiles, along_k, dtype, added
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+def test_long_chunks_are_multiplied_as_they_come(
+    monkeypatch, stored, wide, k_tiles, along_k, dtype
 ):
-    """Nothing of them is joined, also where blocks of C, or k-tiles, end within one."""
-    monkeypatch.setattr(distribution, "LEAST_BAND", 1)
-    monkeypatch.setattr(distribution, "PACKED_K_TILE", 1)
-    monkeypatch.setattr(SubBlocks, "copied", None)
-    x, y, d = integers((130, 24), 8), integers((24, 3), 9), integers((130, 3), 10)
+    """One worker joins nothing of them, also where k-tiles of the other operand end within one."""
+    monkeypatch.setattr(owner_computes, "LONE_GPU", 8)
+    x, y = integers((130, 24), 8), integers((24, 3), 9)
     chunks = (((40, 7, 43, 40), along_k), (k_tiles, (3,)))
-    x, y, d = (y.T, x.T, d.T) if wide else (x, y, d)
+    x, y = (y.T, x.T) if wide else (x, y)
     chunks = (chunks[1][::-1], chunks[0][::-1]) if wide else chunks
     turns = stored in ("turned", "A turned"), stored in ("turned", "B turned")
     of_sums = "int64" if dtype == "int32" else "float32"
     step = Step(of_sums, of_sums, *turns)
-    if added:
-        step = replace(step, alpha=2, beta=3)
     a, b = (
         da.from_array((z.T if turn else z).astype(dtype), chunks=own[::-1] if turn else own)
         for z, turn, own in zip((x, y), turns, chunks, strict=True)
     )
     specs = (MatrixSpec(z.shape, dtype, chunks=own) for z, own in zip((x, y), chunks, strict=True))
     problem = Problem(*specs, dtype=of_sums, accumulate=of_sums)
-    layout = plan_matmul(problem, gpus(1), options=Options(blocks=60)).layout
-    layout = replace(layout, k_tiles=k_tiles, cut_once=False, in_bands=True)
-    assert layout.operands.banded == ("b" if wide else "a")
+    layout = next(owner_computes.in_partial_products(problem, gpus(1)))
+    assert layout.in_place.large == ("b" if wide else "a")
+    totals = layout.in_place.partial_products.totals
+    assert (totals.alone, totals.joined) == (4 * len(along_k), 0)
     plan = replace(plan_matmul(problem, gpus(1)), layout=layout)
-    meta = np.empty((0, 0), of_sums)
-    c = build(plan, a, b, da.from_array(d.astype(of_sums)) if added else None, step, meta)
+    c = build(plan, a, b, None, step, np.empty((0, 0), of_sums))
     assert c.dtype == of_sums
     expected = x.astype("int64") @ y.astype("int64")
-    expected = 2 * expected + 3 * d if added else expected
     np.testing.assert_array_equal(c.compute(scheduler="sync"), expected)
 
 
@@ -139,7 +132,7 @@ def test_a_wrong_sub_block_is_named():
     x = integers((8, 8), 8)
     whole = SubBlocks([x], (((slice(0, 8),) * 2,) * 2,), ((9, 8),), (8, 8))
     with pytest.raises(ShapeError, match=r"\(8, 8\).*\(9, 8\)"):
-        multiply_bands(whole, x, banded="a", step=PLAIN)
+        whole.copied()
 
 
 def test_a_block_within_another_is_no_copy():
@@ -175,7 +168,6 @@ def test_one_operand_in_sub_blocks_and_the_other_from_a_file(tmp_path):
     specs = MatrixSpec(a.shape, chunks=a.chunks), spec_of(b)
     problem = Problem(*specs, rereadable=(True, False))
     plan = plan_matmul(problem, gpus(1), options=Options(blocks=20, slabs=20))
-    plan = replace(plan, layout=replace(plan.layout, cut_once=False))
     assert plan.layout.operands.cut_again == ("b",)
     c = product(plan, a, b)
     assert all(key[0] != a.name for key in dict(c.dask))

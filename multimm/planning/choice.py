@@ -39,7 +39,6 @@ from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
 from multimm.planning.search import AS_THEY_COME, NEARLY, Rank, candidates, cut_alike
-from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.grid import Grid
 
 #: A plan with parts of k gives way to one without that takes so many times its seconds, and moves
@@ -48,12 +47,10 @@ from multimm.planning.tiling.grid import Grid
 #: slow machine, 32768 in `float32` with two parts took 1.37 times as long as predicted; without, on
 #: two GPUs, 1.03 to 1.15 times.
 UNSPLIT, SPLIT = 1.1, 2
-#: A plan gives way to one whose C is joined if it takes so many times as long, and where C has the
-#: rows and columns of the operands' chunks otherwise, so many. Arbitrary; products of single chunks
-#: are a little slower than of large blocks on GPUs, which no prediction knows. On CPUs they are
-#: not, and transfers take their time: 1.28 on two workers that share two cores, where 1.04 was
-#: predicted.
-SURE, KEPT = {"gpu": 1.1, "cpu": 1.0}, 1.25
+#: A plan gives way to one whose C is joined if it takes so many times as long. Arbitrary; products
+#: of single chunks are a little slower than of large blocks on GPUs, which no prediction knows. On
+#: CPUs they are not.
+SURE = {"gpu": 1.1, "cpu": 1.0}
 
 logger = logging.getLogger(__name__)
 
@@ -108,14 +105,14 @@ def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Optio
     """The fastest plan of any kind."""
     # 1. A small product is one task: moving it costs less than scheduling it.
     if not options.given and is_small(problem, cluster):
-        layout, _ = lay_out(problem, cluster, Grid(1, 1, 1), Options(whole=True))
+        layout = _one_block(problem)
         alone = cost_time.seconds(layout, cluster, 0)["block products"]
         reason = f"it takes {duration(alone)} on one worker"
         return MatmulPlan(layout, cluster, precision, "one task", reason)
     # 2. Otherwise workers are numbered as operands lie on them, and blocks may stay there.
     problem, cluster = renumbered(problem, cluster)
+    placed = {} if options.given else in_place(problem, cluster)
     several = cluster.workers > 1 and not options.given
-    placed = in_place(problem, cluster) if several else {}
     found = _as_they_come(problem, cluster, placed) if several else {}
     if found:
         ranks, all_work = found, min(found.values())
@@ -151,12 +148,19 @@ def _as_they_come(
 @lru_cache(maxsize=128)
 def in_one_task(problem: Problem, cluster: ClusterSpec, precision: str) -> MatmulPlan:
     """All of a product of operands in host memory as one task, whose steps follow each other."""
-    whole = Options(whole=True)
-    layout, _ = lay_out(replace(problem, in_one=True), cluster, Grid(1, 1, 1), whole)
-    layout = replace(layout, cut_once=False, pack_once=False)
+    layout = replace(_one_block(replace(problem, in_one=True)), pack_once=False)
     reason = "copies to a GPU and back take less than further tasks"
     asked = problem, Options()
     return MatmulPlan(layout, cluster, precision, "one task", reason, asked)
+
+
+def _one_block(problem: Problem) -> Schedule:
+    """All of a product as one task."""
+    batch = tuple((size,) for size in problem.batch_shape)
+    # Of one array on both sides only one goes to a GPU; a C would be added by another task.
+    halves = problem.in_one and problem.symmetric and problem.c is None
+    blocks = (problem.m,), (problem.n,), (problem.k,)
+    return Schedule(problem, Grid(1, 1, 1), batch, *blocks, band=1, mirrors=halves)
 
 
 def is_small(problem: Problem, cluster: ClusterSpec) -> bool:
@@ -189,11 +193,7 @@ def _stays(layout: Schedule) -> str:
     """What stays where it lies, of layouts that are made for that."""
     if layout.in_place is not None:
         return f"{layout.in_place.large.upper()} stays where it lies, its partial products travel"
-    if layout.located.parts:
-        return "ranges of k are summed where they lie"
-    if layout.located.rows or layout.located.columns:
-        return f"{'matrices' if layout.batch_blocks else 'operands'} stay where they lie"
-    return ""
+    return "ranges of k are summed where they lie" if layout.k_parts else ""
 
 
 def _preferred(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:
@@ -202,7 +202,7 @@ def _preferred(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:
     The one that `_cheapest` says, but plans that were seen to take longer than predicted have to
     gain something: parts of k against none of them, and then partial products against all others.
     """
-    others = {layout: rank for layout, rank in ranks.items() if layout.in_place is None}
+    others = {layout: rank for layout, rank in ranks.items() if not _sends_sums(layout)}
     found = _cheapest(others)
     if whole := {layout: rank for layout, rank in others.items() if rank.parts == 1}:
         other = _cheapest(whole)
@@ -210,14 +210,16 @@ def _preferred(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:
         as_good = rank.too_large == limit.too_large and rank.seconds <= UNSPLIT * limit.seconds
         if as_good and rank.moved <= SPLIT * limit.moved:
             found = other
-    best = _cheapest({x: rank for x, rank in ranks.items() if x.in_place is not None or x == found})
+    best = _cheapest({x: rank for x, rank in ranks.items() if _sends_sums(x) or x == found})
     if best == found:
         return found
-    p = found.problem
-    as_given = not p.chunks and found.work.sides == (p.a.chunks[-2], p.b.chunks[-1])
-    sure = KEPT if as_given else SURE[cluster.slowest.kind]
-    gains = ranks[best].too_large < ranks[found].too_large
+    sure, gains = SURE[cluster.slowest.kind], ranks[best].too_large < ranks[found].too_large
     return best if gains or sure * ranks[best].seconds < ranks[found].seconds else found
+
+
+def _sends_sums(layout: Schedule) -> bool:
+    """Whether partial products may travel."""
+    return layout.in_place is not None and layout.grid.workers > 1
 
 
 def _cheapest(ranks: dict[Schedule, Rank]) -> Schedule:

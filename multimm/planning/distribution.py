@@ -9,24 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property
-from itertools import accumulate, product
+from itertools import product
 from typing import TYPE_CHECKING
 
 from multimm.planning.problem import PACKED_K_TILE, PACKED_SIDE
 from multimm.planning.tiling import rechunk
-from multimm.planning.tiling.grid import Blocks, Coordinate
+from multimm.planning.tiling.grid import Coordinate
 from multimm.planning.tiling.rechunk import Rechunk
 
 if TYPE_CHECKING:
     from multimm.planning.schedule import Schedule
-
-#: Bytes of a sub-block from which on it is multiplied by itself, rather than joined to others. X W
-#: of 1048576 x 8192 and 1024 columns took an H200 180 ms in place of 241 in sub-blocks of 5792 x
-#: 5792, Dask's own, and 179 in place of 182 in 4096 x 4096.
-LEAST_BAND = 128_000_000
-#: ... if the other operand's block, of which a part is packed for each sub-block, has so many times
-#: fewer columns, or rows, than the sub-block has rows, or columns: arbitrary.
-NARROWER = 2
 
 
 class Distribution:
@@ -63,63 +55,25 @@ class Distribution:
         )
 
     @cached_property
+    def cuts_once(self) -> bool:
+        """Whether tasks of their own bring operands into these blocks.
+
+        On one worker each product does so for itself, which takes no tasks, and none that all
+        products wait for. Among several, what is cut has to travel first; and what tasks make is
+        let go of as soon as it is cut.
+        """
+        made = self.problem.awaited and not self.problem.in_one
+        return self.grid.workers > 1 or bool(self.packed) or made
+
+    @cached_property
     def cut_apart(self) -> tuple[str, ...]:
         """Those of `cut_again` that tasks of their own cut and join."""
-        return self.cut_again if self.schedule.cut_once else ()
+        return self.cut_again if self.cuts_once else ()
 
     @cached_property
     def cut_within(self) -> tuple[str, ...]:
         """Those of `cut_again` that each product joins for itself."""
-        return () if self.schedule.cut_once else self.cut_again
-
-    @cached_property
-    def bandable(self) -> str:
-        """An operand in long sub-blocks of rows of A, columns of B, or parts; "" if none is.
-
-        Blocks from host memory are joined on their way.
-        """
-        joined = (
-            self.schedule.batch_blocks
-            or self.schedule.mirrors
-            or self.problem.from_host
-            or self.problem.in_one
-        )
-        for role in () if joined else self.cut_within:
-            longest, along_k = max(self.across_k(role)), max(self._along_k(role))
-            other = max(self.schedule.n_blocks if role == "a" else self.schedule.m_blocks)
-            long = longest * along_k * self.spec(role).itemsize >= LEAST_BAND
-            if (
-                long
-                and longest >= NARROWER * other
-                and along_k >= min(PACKED_K_TILE, *self.schedule.k_tiles)
-            ):
-                return role
-        return ""
-
-    def _along_k(self, role: str) -> Blocks:
-        return self.spec(role).chunks[-1 if role == "a" else -2]
-
-    def across_k(self, role: str) -> Blocks:
-        """The chunks of rows that A comes in, or of columns that B does."""
-        return self.spec(role).chunks[-2 if role == "a" else -1]
-
-    @property
-    def banded(self) -> str:
-        """The operand that products multiply chunk by chunk, if there is one."""
-        return self.bandable if self.schedule.in_bands else ""
-
-    @property
-    def bands(self) -> int:
-        """Sub-blocks that are multiplied by themselves, over all blocks of C and k-tiles."""
-        return self._within(self.banded).sub_blocks if self.banded else 0
-
-    @property
-    def sums_in_bands(self) -> int:
-        """Sub-blocks along k beyond one in each k-tile: sums are handed on as often in tasks."""
-        if not self.banded:
-            return 0
-        ends = {*accumulate(self._along_k(self.banded)), *accumulate(self.schedule.k_tiles)}
-        return len(ends) - len(self.schedule.k_tiles)
+        return () if self.cuts_once else self.cut_again
 
     @cached_property
     def rechunk(self) -> Rechunk:
@@ -129,11 +83,7 @@ class Distribution:
             spec, blocks = self.spec(role), self.schedule.operand_chunks(role)
             beyond, away = self.schedule.lies_beyond(role), self.away(role)
             found.append(rechunk.once(spec, blocks, self.grid.workers, beyond=beyond, away=away))
-        for role in self.cut_within:
-            sub_blocks = self._within(role)
-            found.append(
-                sub_blocks._replace(sub_blocks=0, copied=0) if role == self.banded else sub_blocks
-            )
+        found += map(self._within, self.cut_within)
         if self.schedule.cuts_c:
             spec, blocks = self.spec("c"), self.schedule.operand_chunks("c")
             beyond = self.schedule.lies_beyond("c")
@@ -279,7 +229,9 @@ class Distribution:
 
     def arrives(self, role: str) -> bool:
         """Whether blocks of an operand come from other workers, or are read, during the product."""
-        cut = role in self.cut_again and (self.schedule.cut_once or self.schedule.lies_beyond(role))
+        cut = role in self.cut_apart or (
+            role in self.cut_within and self.schedule.lies_beyond(role)
+        )
         return self.schedule.stream or self.work.travels(role) or cut or role in self.elsewhere
 
     @cached_property
@@ -290,7 +242,8 @@ class Distribution:
     def _kept(self, role: str) -> int:
         spec = self.spec(role)
         blocks = self.schedule.m_blocks if role == "a" else self.schedule.n_blocks
-        if role in self.elsewhere:
+        stacked = bool(self.schedule.batch_blocks) and not self.schedule.mirrors
+        if role in self.elsewhere or stacked:  # no closed form of the map knows them
             held: Counter[int] = Counter()
             for (at, size), share in product(enumerate(blocks), self.schedule.shares(role)):
                 owners, width = self.owners(role, share.users[0], at), size * spec.itemsize

@@ -43,8 +43,6 @@ class InPlace:
 
     in_place: dict[str, tuple[int, ...]] = {}  # noqa: RUF012  (nobody writes to it)
     elsewhere = cut_again = cut_apart = packed = ()
-    banded = bandable = ""
-    bands = sums_in_bands = 0
 
     def __init__(self, schedule: Schedule, work: OwnerComputes) -> None:
         self.schedule, self.work, self.partial_products = schedule, work, work.partial_products
@@ -69,11 +67,10 @@ class InPlace:
 
     @cached_property
     def rechunk(self) -> Rechunk:
-        """The chunks that are multiplied, and bytes of those that are joined."""
-        times = len(self.work.across)
-        sub_blocks = len(self.partial_products.rows) * len(self.schedule.k_tiles)
-        copied = self.partial_products.joined * self.laid.itemsize
-        return Rechunk(0, 0, 0, times * sub_blocks, times * copied)
+        """The chunks that are joined, mostly, and bytes that are."""
+        times, totals = len(self.work.across), self.partial_products.totals
+        copied = totals.joined * self.laid.itemsize
+        return Rechunk(0, 0, 0, times * totals.sub_blocks, times * copied)
 
     @cached_property
     def fetched(self) -> Counter[int]:
@@ -138,7 +135,13 @@ class InPlace:
         """Elements of each operand that the busiest worker packs, if its products do so."""
         across = self.work.across
         large = max(self.partial_products.multiplied.values()) * len(across)
-        return {self.large: large, self.small: self.partial_products.walked * sum(across)}
+        return {self.large: large, self.small: self.partial_products.totals.walked * sum(across)}
+
+    @property
+    def launches(self) -> int:
+        """Kernels that the busiest worker launches for chunks that it multiplies by themselves."""
+        products = self.partial_products.totals.alone * len(self.work.across)
+        return products * (1 + self.schedule.on_tensor_cores)
 
     @property
     def joined_small(self) -> int:

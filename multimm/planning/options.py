@@ -23,14 +23,11 @@ class Options:
         Length of a k-tile.
     p_k : int, optional
         Parts of k.
-    whole : bool
-        Everything is one block.
     """
 
     blocks: int | tuple[int, int] | None = None
     slabs: int | None = None
     p_k: int | None = None
-    whole: bool = False
 
     def __post_init__(self) -> None:
         blocks: Any = self.blocks

@@ -34,6 +34,8 @@ ON_TENSOR_CORES = "tf32"
 _PACKED_COST = {"float32": 0.29, "tf32": 0.09}
 #: Bytes of a packed element, by precision: two FP16 parts of it, or one.
 _PACKED_ITEMSIZE = {"float32": 4, "tf32": 2}
+#: Batch blocks of a stack that may be used as they come, at most: arbitrary, each is a task.
+MOST_BATCH_BLOCKS = 256
 FLOAT32 = 4  # bytes of a real number
 #: Blocks are packed for tensor cores once, where they are kept, if each k-tile is at least so long,
 #: and so are the blocks of C on both sides: shorter ones do not pay for it.
@@ -165,8 +167,14 @@ class Problem:
 
     @cached_property
     def chunked(self) -> bool:
-        """Whether matrices come in blocks."""
-        return any(len(blocks) > 1 for spec in (self.a, self.b) for blocks in spec.chunks[-2:])
+        """Whether operands come in blocks: of matrices, or a stack in few."""
+        cut = any(len(blocks) > 1 for spec in (self.a, self.b) for blocks in spec.chunks[-2:])
+        return cut or self.batch_chunked
+
+    @cached_property
+    def batch_chunked(self) -> bool:
+        """Whether a stack comes in blocks, and not in very many."""
+        return 1 < prod(map(len, self.batch_chunks)) <= MOST_BATCH_BLOCKS
 
     @cached_property
     def packable(self) -> bool:

@@ -29,11 +29,9 @@ from multimm.planning.in_place import InPlace
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.problem import Problem
 from multimm.planning.tiling.grid import (
-    ANYWHERE,
     Blocks,
     Coordinate,
     Grid,
-    Located,
     Merge,
     ceil_div,
     made_regular,
@@ -100,21 +98,15 @@ class Schedule:
     pack_once : bool
         Blocks that are used more than once may be packed where they are kept; else each
         product packs its own, which takes less memory.
-    cut_once : bool
-        Operands that come in other blocks are cut and joined to these by tasks of their own; else
-        each product does so with what it needs.
-    in_bands : bool
-        Of what each product would join, rows of A or columns of B are multiplied as they come, one
-        sub-block after the other: see `Distribution.bandable`.
     fan_in : int
         Sums of parts of k that one task adds, at most: a power of two.
     k_tiles_per_task : int
         K-tiles that one task multiplies in turn, at most, where it keeps them.
     mirrors : bool
         One triangle of C's blocks is computed and mirrored: see `work.symmetric`.
-    located : Located
-        The turns of block rows and columns that stay where they lie (see `work.cyclic`), and the
-        parts of k that chunks are in: those of a part follow each other, as if they were stored so.
+    k_parts : Blocks
+        The part of k that each chunk along k is in, where parts are what workers have of it: those
+        of a part follow each other, as if they were stored so. Empty: parts are even.
     partial_products : PartialProducts, optional
         One operand is multiplied where it lies: see `work.owner_computes`. Then block rows, or
         block columns, are partial products of those of C.
@@ -129,12 +121,10 @@ class Schedule:
     band: int
     stream: bool = False
     pack_once: bool = True
-    cut_once: bool = True
-    in_bands: bool = False
     fan_in: int = 2
     k_tiles_per_task: int = 1
     mirrors: bool = False
-    located: Located = ANYWHERE
+    k_parts: Blocks = ()
     partial_products: PartialProducts | None = None
 
     @cached_property
@@ -150,9 +140,9 @@ class Schedule:
     @cached_property
     def part_of(self) -> Blocks:
         """The part of k that each k-tile belongs to: even parts, where k-tiles cut others."""
-        if self.located.parts:
+        if self.k_parts:
             lengths = Counter[int]()
-            for part, chunk in zip(self.located.parts, self.problem.a.chunks[-1], strict=True):
+            for part, chunk in zip(self.k_parts, self.problem.a.chunks[-1], strict=True):
                 lengths[part] += chunk
             ends = [*accumulate(lengths[part] for part in range(len(lengths)))]
             if len(ends) == self.grid.p_k and {*ends} <= {*accumulate(self.k_tiles)}:
@@ -162,7 +152,7 @@ class Schedule:
     @cached_property
     def k_order(self) -> Blocks:
         """The chunks along k as k-tiles take them, part by part; empty where they are stored so."""
-        parts = self.located.parts
+        parts = self.k_parts
         order = tuple(sorted(range(len(parts)), key=parts.__getitem__))
         return order if order != (*range(len(parts)),) else ()
 
@@ -217,8 +207,7 @@ class Schedule:
 
     def row_panel(self, row: int) -> int:
         """The row panel in which a block row is worked on."""
-        turn = self.located.rows[row] if self.located.rows else row
-        return turn // (self.band * self.grid.p_m)
+        return row // (self.band * self.grid.p_m)
 
     def flat(self, batch_index: Sequence[int]) -> int:
         """The number of a batch block, counted in C order."""
@@ -271,7 +260,7 @@ class Schedule:
             return symmetric(p_m, p_n, self.m_blocks, self.batch_sizes, dtype, per_row_panel)
         blocks = self.batch_blocks, self.m_blocks, self.n_blocks
         shapes = p.a.shape, p.b.shape
-        return cyclic(p_m, p_n, *blocks, shapes, per_row_panel, self.located)
+        return cyclic(p_m, p_n, *blocks, shapes, per_row_panel)
 
     @cached_property
     def in_place(self) -> InPlace | None:
@@ -354,8 +343,7 @@ class Schedule:
     @property
     def handed_on(self) -> int:
         """Elements of sums that the busiest worker's products hand to the next ones."""
-        within = self.operands.sums_in_bands * self.work.most_summed
-        return self.work.handed_on(self.steps) + within
+        return self.work.handed_on(self.steps)
 
     @cached_property
     def share_k(self) -> int:

@@ -21,7 +21,6 @@ from multimm.planning.tiling.counts import (
     LONGEST,
     MOST_BLOCK_ROWS,
     Cut,
-    usual_edges,
 )
 from multimm.planning.tiling.grid import Grid, ceil_div, grids
 from multimm.planning.work.symmetric import FREE_PLACES
@@ -32,7 +31,6 @@ from multimm.planning.work.symmetric import FREE_PLACES
 #: fewer tasks.
 SOME_K_TILES, K_TILES = (0.125, 0.5), (0.0625, 0.25, 1, 2, 4)
 FINER = ((1, 1), (1, 2), (2, 1), (2, 2))  # rows of blocks, and columns
-COARSER = (2, 4, 8)  # times as few rows of blocks, or columns
 FINER_SYMMETRIC = tuple((finer, finer) for finer in (0.5, 1, 1.5, 2, 3, 4, 6, 8))
 #: Blocks as they are.
 AS_THEY_COME = Cut(given=True, joined=False)
@@ -73,7 +71,8 @@ def candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> dict
     halves: dict[Schedule, Rank] = {}
     given = options.edges[0]
     most = MOST_GIVEN_ROWS * given if given else MOST_SYMMETRIC_ROWS * EDGE[cluster.slowest.kind]
-    if problem.symmetric and problem.m <= most:
+    arrangements = _arrangements(problem.symmetric, cluster.workers, options.p_k)
+    if problem.symmetric and problem.m <= most and arrangements:
         found = _searched(problem, cluster, options)
         whole = time.knows_transposes(problem, cluster.slowest)
         halves = {
@@ -83,23 +82,6 @@ def candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> dict
     if halves and (options.blocks is not None or _ahead_of_all(halves, problem, cluster)):
         return halves
     return halves | _searched(replace(problem, symmetric=False), cluster, options)
-
-
-def coarser(
-    ranks: dict[Schedule, Rank], problem: Problem, cluster: ClusterSpec, options: Options
-) -> tuple[tuple[float, float], ...]:
-    """How many times fewer blocks one worker may multiply, of a C that has usual ones even so.
-
-    Whose operands are longer than C is wide has blocks of C that are small beside theirs: a task
-    more takes 1.5 to 2 ms, and what lies with its worker need not be in usual blocks.
-    """
-    if cluster.workers > 1 or options.given or problem.symmetric or problem.batch_shape:
-        return ()
-    (layout,) = ranks
-    usual, _ = usual_edges(problem, cluster)
-    times = usual * usual // max(1, max(layout.m_blocks) * max(layout.n_blocks))
-    by_rows = len(layout.m_blocks) >= len(layout.n_blocks)
-    return tuple((1 / n, 1) if by_rows else (1, 1 / n) for n in COARSER if n <= times)
 
 
 def _ahead_of_all(ranks: dict[Schedule, Rank], problem: Problem, cluster: ClusterSpec) -> bool:
@@ -119,7 +101,6 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
     finer = (
         (FINER_SYMMETRIC if problem.symmetric else FINER) if options.blocks is None else FINER[:1]
     )
-    finer += coarser(ranks, problem, cluster, options)
 
     def cut_as(grid: Grid, cut: Cut) -> Rank:
         layout, held = lay_out(problem, cluster, grid, options, cut)
@@ -160,7 +141,6 @@ def refined(
     ranks = ranks | added_at_once(ranks, cluster)
     if options.blocks is None:  # else the bits must not depend on the workers, nor may the kernels
         ranks |= packed_within(ranks, cluster)
-    ranks |= cut_within(ranks, cluster, options)
     ranks |= fused(ranks, cluster)
     return ranks if options.p_k is not None else bounded(ranks, cluster)
 
@@ -189,41 +169,27 @@ def cut_alike(
 
 
 def _arrangements(symmetric: bool, workers: int, p_k: int | None) -> list[Grid]:
-    """Of all workers; for a symmetric product, where all of these are thin, of some of them too.
+    """Of all workers; for a symmetric product none that needs very many block rows.
 
-    Both of its operands are A: long, thin arrangements move most, and need as many block rows. A
-    prime number of workers has no other one without parts of k.
+    Both of its operands are A: such long, thin arrangements move most.
     """
-    found = list(grids(workers, p_k))
-    if not symmetric:
-        return found
-    found = [grid for grid in found if max(grid.p_m, grid.p_n) <= MOST_BLOCK_ROWS]
-    if not any(grid.p_k == (p_k or 1) for grid in found):
-        found += _arrangements(symmetric, workers - 1, p_k)
-    return found
+    longest = MOST_BLOCK_ROWS if symmetric else workers
+    return [x for x in grids(workers, p_k) if max(x.p_m, x.p_n) <= longest]
 
 
 def _finalists(ranks: dict[Schedule, Rank], symmetric: bool) -> list[Grid]:
-    """The best arrangements; of a symmetric product, whose transposes are alike, twice as many.
-
-    Of others, one whose transpose does as well shows by that that it will however it is cut.
-    """
+    """The best arrangements, but those whose transposes do as well, as they will however cut."""
     ranked = sorted(ranks, key=ranks.__getitem__)
-    if symmetric:
-        grids = [layout.grid for layout in ranked]
-        other = [g for i, g in enumerate(grids) if _turned(g) not in grids[:i]]
-        # In fewer blocks than usual, the few of a triangle may be shared far more evenly.
-        assigned = [g for g in grids if g.p_n == g.p_k == 1 and g.p_m <= FREE_PLACES]
-        return list(dict.fromkeys(grids[:FINALISTS] + other[:FINALISTS] + assigned))
     best: dict[tuple[frozenset[Grid], float, int], Grid] = {}
     for layout in ranked:
         grid, rank = layout.grid, ranks[layout]
-        best.setdefault((frozenset((grid, _turned(grid))), rank.seconds, rank.moved), grid)
-    return [*best.values()][:ARRANGEMENTS]
-
-
-def _turned(grid: Grid) -> Grid:
-    return Grid(grid.p_n, grid.p_m, grid.p_k)
+        both = frozenset((grid, Grid(grid.p_n, grid.p_m, grid.p_k)))
+        best.setdefault((both, rank.seconds, rank.moved), grid)
+    found = [*best.values()][:ARRANGEMENTS]
+    if symmetric:  # in fewer blocks than usual, the few of a triangle may be shared far more evenly
+        grids = (layout.grid for layout in ranked)
+        found += [x for x in grids if x.p_n == x.p_k == 1 and x.p_m <= FREE_PLACES]
+    return list(dict.fromkeys(found))
 
 
 def added_at_once(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> dict[Schedule, Rank]:
@@ -266,30 +232,9 @@ def packed_within(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> dict[Sch
     16384 in tf32.
     """
     packed = [layout for layout in ranks if layout.operands.packed]
-    as_given = [
-        layout for layout in packed if not layout.operands.cut_again
-    ]  # small blocks gain most
+    as_given = [x for x in packed if not x.operands.cut_again]  # small blocks gain most
     tried = (x for found in (packed, as_given) for x in best_of_each_grid(found, ranks, FINALISTS))
     return ranked((replace(x, pack_once=False) for x in dict.fromkeys(tried)), cluster)
-
-
-def cut_within(
-    ranks: dict[Schedule, Rank], cluster: ClusterSpec, options: Options
-) -> dict[Schedule, Rank]:
-    """The best layouts of one worker, with operands cut anew by every product that uses them.
-
-    That takes no tasks, and none that all products wait for. Among several workers what is cut
-    has to travel first, and would do so for every product. Long sub-blocks need not even be joined.
-    """
-    alone = [
-        x for x in ranks if x.operands.cut_again and x.grid.workers == 1 and not x.operands.packed
-    ]
-    within = [replace(x, cut_once=False) for x in best_of_each_grid(alone, ranks, FINALISTS)]
-    if options.blocks is options.slabs is None:  # else the bits must not depend on the workers
-        k_tiles = ((x, k) for x in within for k in (x.k_tiles, (x.problem.k,)))
-        found = (replace(x, k_tiles=k, in_bands=True) for x, k in k_tiles)
-        within += [x for x in dict.fromkeys(found) if x.operands.banded]
-    return ranked(within, cluster)
 
 
 def best_of_each_grid(

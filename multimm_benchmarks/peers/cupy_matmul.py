@@ -35,9 +35,9 @@ class Cupy(System):
         check_environment()
         cupy.get_default_memory_pool().free_all_blocks()
         rng = cupy.random.default_rng(seed)
-        shape = (product.k, product.m) if product.gram else (product.m, product.k)
+        shape = (product.k, product.m) if product.symmetric else (product.m, product.k)
         a = _normal(rng, *shape)
-        b = None if product.gram else _normal(rng, product.k, product.n)
+        b = None if product.symmetric else _normal(rng, product.k, product.n)
         cupy.cuda.Device().synchronize()
         return (a.T, a) if b is None else (a, b)
 

@@ -58,7 +58,7 @@ class JaxHighest(System):
         import jax
 
         keys = jax.random.split(jax.random.key(seed))
-        if product.gram:
+        if product.symmetric:
             made: tuple[Array, ...] = (
                 self._normal(product.k, product.m, ("x", "y"), None)(keys[0]),
             )
@@ -95,13 +95,13 @@ class JaxHighest(System):
         return jax.jit(make, out_shardings=self._sharding(*axes))
 
     @functools.cache  # noqa: B019
-    def _product(self, gram: bool) -> Any:
+    def _product(self, symmetric: bool) -> Any:
         import jax
 
         dot = functools.partial(
             jax.numpy.matmul, precision=getattr(jax.lax.Precision, self.precision)
         )
-        if gram:
+        if symmetric:
             return jax.jit(lambda a: dot(a.T, a), out_shardings=self._sharding(None, ("x", "y")))
         return jax.jit(dot, out_shardings=self._sharding("x", "y"))
 

@@ -51,7 +51,7 @@ class NumpyMatmul(System):
 
     @staticmethod
     def _made(product: Product, seed: int) -> tuple[Array, Array]:
-        if product.gram:
+        if product.symmetric:
             a = normal(product.k, product.m, seed)
             return a.T, a
         a = normal(product.m, product.k, 2 * seed)

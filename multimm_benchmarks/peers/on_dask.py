@@ -105,7 +105,7 @@ class OnDask(System):
         """Return operands in blocks of at most that edge, by rank in the order of their rows."""
         m, n, k = (regular(size, edge) for size in (product.m, product.n, product.k))
         b = self.matrix(k, n, 2 * seed + 1, lambda i, j: i * len(n) + j, product.hosted)
-        if product.gram:
+        if product.symmetric:
             return b.T, b
         return self.matrix(m, k, 2 * seed, lambda i, j: i * len(k) + j, product.hosted), b
 

@@ -84,7 +84,7 @@ class Multimm(OnDask):
         plan = self._planned(product, precision)
         layout = plan.layout
         b = self.matrix(layout.k_tiles, layout.n_blocks, 2 * seed + 1, _home(plan, "b"))
-        if product.gram:
+        if product.symmetric:
             return b.T, b
         return self.matrix(layout.m_blocks, layout.k_tiles, 2 * seed, _home(plan, "a")), b
 
@@ -100,14 +100,14 @@ class Multimm(OnDask):
         if (product, precision) in self._plans:
             return self._plans[product, precision]
         a, b = made or operand_specs(product, len(self.addresses))
-        turned = product.gram and not made  # arrays are transposed already
+        turned = product.symmetric and not made  # arrays are transposed already
         for _ in range(4):  # what a plan is given it mostly keeps
             plan = multimm.plan(a, b, trans_a=turned, precision=precision)
             given = a, b
             if product.chunk:
                 break
             b = _lying(plan, "b")
-            a = b if product.gram else _lying(plan, "a")
+            a = b if product.symmetric else _lying(plan, "a")
             if given == (a, b):
                 break
         self._plans[product, precision] = plan.check()

@@ -69,7 +69,7 @@ class OperandBlocks:
                 self._read(key, operand, index, waits, owner, order)
         elif operand.in_sub_blocks:
             found = self._of_others(operand, index, owner, step)
-            if not layout.cut_once:
+            if not layout.tiles.cuts_once:
                 return found
             ((owner, (key,)),), sizes = found.inputs, found.sizes
         else:
@@ -106,7 +106,7 @@ class OperandBlocks:
         """A block of the array's own ones: made once, or given to each product in sub-blocks."""
         at = operand.role, index
         if at not in self.others:
-            if self.layout.cut_once:
+            if self.layout.tiles.cuts_once:
                 self.others[at] = self._joined(operand, index, owner, step)
             else:
                 where, dtype = operand.where(index), operand.array.dtype

@@ -6,7 +6,7 @@ their own do so once (`multimm.graph.lowering.rechunk`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
@@ -21,7 +21,7 @@ from multimm.gpu.library_gemm import module_of
 from multimm.graph.block_task import Block, Key, check_shape
 from multimm.graph.task_refs import refs
 from multimm.graph.tasks.dtype_check import DType, as_declared
-from multimm.graph.tasks.multiply import Step, finished, link, stream_for
+from multimm.graph.tasks.multiply import stream_for
 from multimm.planning.tiling.grid import Blocks
 from multimm.planning.tiling.rechunk import Index, Where, cuts_of, shape_of, size_of
 from multimm.shapes import Shape
@@ -68,16 +68,6 @@ class SubBlocks:
         whole = self._empty(self.shape)
         cuts = zip(self.blocks, self.cuts, strict=True)
         return copied([Move(block, cut, whole, at) for block, (cut, at) in cuts])
-
-    def bands(self, axis: int) -> Iterator[tuple[slice, list[tuple[slice, Block]]]]:
-        """Where sub-blocks lie along one axis; for each place, where along the other, and what."""
-        found: dict[int, tuple[slice, list[tuple[slice, Block]]]] = {}
-        for block, size, (cut, at) in zip(self.blocks, self.sizes, self.cuts, strict=True):
-            module_of(block=block)
-            check_shape(block, size)
-            _, band = found.setdefault(at[axis].start, (at[axis], []))
-            band.append((at[1 - axis], block[cut]))
-        yield from found.values()
 
     def in_a_row(self) -> Block:
         """The sub-blocks one after the other in a vector, in the order of the current stream."""
@@ -152,47 +142,6 @@ def multiply_sub_blocks(*operands: Any, verb: Callable[..., Block], **kwargs: An
         if isinstance(c := kwargs.get("c"), SubBlocks):
             kwargs["c"] = c.joined()
         return verb(*(x.joined() if isinstance(x, SubBlocks) else x for x in operands), **kwargs)
-
-
-def multiply_bands(
-    a: Any, b: Any, partial: Block = None, *, banded: str, step: Step, c: Any = None
-) -> Block:
-    """`multiply` of rows of A, or columns of B, as they come: nothing is joined.
-
-    Those that come in sub-blocks along k too are multiplied by their part of the other operand, one
-    sub-block after the other.
-
-    Parameters
-    ----------
-    a, b : array or Sub-blocks
-    partial : array, optional
-    banded : {"a", "b"}
-        What is multiplied chunk by chunk; it comes in `SubBlocks`.
-    step : Step
-    c : array or Sub-blocks, optional
-    """
-    by_rows = banded == "a"
-    axis = step.trans_a if by_rows else not step.trans_b  # of what is stored
-    k_first = not step.trans_b if by_rows else step.trans_a  # in the other operand
-    with stream_for(_first_block((a, b))):
-        bands, other = (a, b) if by_rows else (b, a)
-        other, c = (x.joined() if isinstance(x, SubBlocks) else x for x in (other, c))
-        m, n = a.shape[step.trans_a], b.shape[not step.trans_b]
-        whole = module_of(block=other).empty((m, n), step.dtype)
-
-        def part(x: Block, at: slice) -> Block:
-            return None if x is None else x[at] if by_rows else x[:, at]
-
-        def pair(at: slice, sub_block: Block) -> tuple[Block, Block]:
-            met = other[at] if k_first else other[:, at]
-            return (sub_block, met) if by_rows else (met, sub_block)
-
-        for at, (*before, last) in bands.bands(axis):
-            sums = part(partial, at)
-            for sub_block in before:
-                sums = link(*pair(*sub_block), sums, step=step.inner)
-            link(*pair(*last), sums, part(c, at), step=step, out=part(whole, at))
-        return finished(whole)
 
 
 def _first_block(operands: Sequence[Any]) -> Block:

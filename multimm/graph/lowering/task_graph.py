@@ -14,7 +14,7 @@ from multimm.graph.label import Kind, Label
 from multimm.graph.lowering.backpressure import Barriers
 from multimm.graph.lowering.operand import Operand
 from multimm.graph.lowering.operand_blocks import Argument, OperandBlocks
-from multimm.graph.lowering.sub_blocks import multiply_bands, multiply_sub_blocks
+from multimm.graph.lowering.sub_blocks import multiply_sub_blocks
 from multimm.graph.lowering.symmetric import (
     add_diagonal,
     link_diagonal,
@@ -102,8 +102,6 @@ class Builder:
                 more |= {"link": linked, "before": earlier, "inner": self.inner}
             elif not all(isinstance(ref, TaskRef) for ref in last):
                 verb, more = multiply_sub_blocks, more | {"verb": func}
-                if layout.operands.banded:
-                    verb, more = multiply_bands, {"banded": layout.operands.banded}
             spanned = (k_tiles[0], k_tiles[-1]) if len(layout.k_tiles) > 1 else ()
             label = self._label(Kind.MULTIPLY, batch, i, j, k_tiles=spanned)
             self._add(key, verb, [*last, previous], label, place, (*batch, i, j), sizes, **more)
@@ -188,7 +186,6 @@ class Builder:
         if last and self.c is not None:
             args["c"], inputs, own = self.blocks.addend(self.c, at, place)
             place, sizes = place._replace(inputs=(*place.inputs, *inputs)), (*sizes, *own)
-            takes_sub_blocks = func in (multiply_sub_blocks, multiply_bands)
-            if not takes_sub_blocks and not isinstance(args["c"], TaskRef):
+            if func is not multiply_sub_blocks and not isinstance(args["c"], TaskRef):
                 func, args["verb"] = multiply_sub_blocks, func
         self.made[key] = BlockTask(key, func, *operands, **args, place=place, sizes=sizes)

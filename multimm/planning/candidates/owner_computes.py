@@ -32,9 +32,12 @@ LITTLE = 0.25
 #: K-tiles as long as can be: what is large does not travel.
 LONG = Cut(k_tiles=0.0625)
 #: Elements of a chunk from which on CPUs multiply it by itself: to join 100 MB of chunks of 25 MB
-#: takes 20 ms, and their product with a vector 10. On GPUs a thread takes longer for a product than
-#: the GPU for the copy.
-ALONE = {"cpu": 2**18, "gpu": 0}
+#: takes 20 ms, and their product with a vector 10.
+ALONE = 2**18
+#: Bytes of such a chunk on a GPU that is the only worker. X W of 1048576 x 8192 and 1024 columns
+#: took an H200 180 ms in place of 241 in chunks of 5792 x 5792, Dask's own, and 179 in place of 182
+#: in 4096 x 4096. Of several workers partial products travel meanwhile: no chunk is.
+LONE_GPU = 128_000_000
 #: A task has so many chunks at least, on average: arbitrary, with fewer there is little to gain on
 #: GPUs.
 LEAST_JOINED = {"cpu": 1, "gpu": 2}
@@ -46,15 +49,26 @@ def in_partial_products(problem: Problem, cluster: ClusterSpec) -> Iterator[Sche
     None where tasks would have fewer than two chunks, or where it is not known where chunks lie.
     """
     known = problem.c is None and not any(problem.rereadable)
-    nothing = not problem.m * problem.n * problem.k or cluster.workers == 1
-    if problem.batch_shape or problem.symmetric or not known or nothing:
+    nothing = not problem.m * problem.n * problem.k
+    beyond = max(problem.a.owners + problem.b.owners, default=0) >= cluster.workers
+    if problem.batch_shape or problem.symmetric or not known or nothing or beyond:
         return
+    if cluster.workers == 1:
+        # On CPUs tasks of their own join chunks meanwhile, which need less memory at once.
+        if cluster.slowest.kind == "cpu" or problem.awaited:
+            return
+        problem = _on_one(problem)
     largest = max(problem.a.nbytes, problem.b.nbytes)
     for by_columns, spec in enumerate((problem.a, problem.b.T)):
-        lies = spec.owners and max(spec.owners) < cluster.workers
-        if lies and spec.nbytes == largest:
+        if spec.owners and spec.nbytes == largest:
             for at in dict.fromkeys((spec.owners, _by_rows(spec))):
                 yield from _layouts(problem, cluster, bool(by_columns), spec, at)
+
+
+def _on_one(problem: Problem) -> Problem:
+    """The product of operands that lie on the one worker that there is."""
+    a, b = (replace(x, owners=(0,) * x.blocks) for x in (problem.a, problem.b))
+    return replace(problem, a=a, b=b)
 
 
 def _by_rows(spec: MatrixSpec) -> tuple[int, ...]:
@@ -81,10 +95,13 @@ def _layouts(
     (rows, columns), workers = spec.chunks, cluster.workers
     grid = Grid(1, workers, 1) if by_columns else Grid(workers, 1, 1)
     usual, _ = lay_out(problem, cluster, grid, Options(), LONG)
+    alone = ALONE
+    if cluster.slowest.kind == "gpu":
+        alone = 0 if workers > 1 else LONE_GPU // spec.itemsize
     across = problem.m if by_columns else problem.n
     for output_tiles in _output_tiles(rows, spec.cols, across, cluster, regular=not problem.chunks):
         partial_products = PartialProducts(
-            rows, columns, at, output_tiles, workers, by_columns, alone=ALONE[cluster.slowest.kind]
+            rows, columns, at, output_tiles, workers, by_columns, alone=alone
         )
         lengths = partial_products.lengths
         if LEAST_JOINED[cluster.slowest.kind] * sum(map(bool, lengths)) > len(at):
@@ -98,7 +115,7 @@ def _layouts(
             pack_once=False, partial_products=partial_products,
         )  # fmt: skip
         yield layout
-        if layout.spec("a" if by_columns else "b").blocks > workers:
+        if layout.spec("a" if by_columns else "b").blocks > workers > 1:
             yield replace(layout, partial_products=replace(partial_products, coalesced=True))
 
 

@@ -32,7 +32,7 @@ def made_by_tasks(layout: Schedule) -> bool:
 def in_short_parts(layout: Schedule, cluster: ClusterSpec) -> Schedule:
     """The same layout, with k in short parts if threads would make operands without bound."""
     p_m, p_n, p_k = layout.grid
-    if not made_by_tasks(layout) or layout.located.parts or not _runs_ahead(layout, cluster):
+    if not made_by_tasks(layout) or layout.k_parts or not _runs_ahead(layout, cluster):
         return layout
     return replace(layout, grid=Grid(p_m, p_n, p_k * ceil_div(layout.links, SHORT)))
 

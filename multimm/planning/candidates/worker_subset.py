@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import takewhile
 
+from multimm.planning.candidates.owner_computes import in_partial_products
 from multimm.planning.cost import time
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
-from multimm.planning.search import NEARLY, Rank, candidates, coarser, cut_alike, refined
+from multimm.planning.search import NEARLY, Rank, candidates, cut_alike, ranked, refined
 from multimm.planning.tiling.counts import Cut
 from multimm.planning.tiling.grid import ceil_div
 
@@ -68,8 +69,6 @@ def _in_few_tasks(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank
     """All arrangements, in few blocks and k-tiles, or in those in which operands come."""
     options, plain = Options(), replace(problem, symmetric=False)
     ranks = cut_alike(plain, cluster, options, FEW_TASKS)
-    for rows, columns in coarser(ranks, plain, cluster, options):
-        ranks |= cut_alike(plain, cluster, options, FEW_TASKS._replace(rows=rows, columns=columns))
     if not is_short(problem, cluster):
         for cut in MORE_TASKS:
             ranks |= cut_alike(plain, cluster, options, cut)
@@ -77,7 +76,8 @@ def _in_few_tasks(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank
         ranks |= cut_alike(problem, cluster, options, FEW_TASKS)
     if problem.chunked:
         ranks |= cut_alike(problem, cluster, options, Cut(given=True))
-    return refined(ranks, cluster, options)
+    ranks = refined(ranks, cluster, options)
+    return ranks | ranked(in_partial_products(problem, cluster), cluster)
 
 
 def is_short(problem: Problem, cluster: ClusterSpec, calls: int = 1) -> bool:

@@ -33,7 +33,7 @@ def arrivals(
     if layout.in_place is None:
         return moved / rate, _waiting(layout, cluster, product)
     chunks, nbytes = layout.in_place.arriving
-    first = cluster.link.latency_s + ARRIVE_S * chunks + nbytes / rate
+    first = cluster.link.latency_s * (chunks > 0) + ARRIVE_S * chunks + nbytes / rate
     return max(0.0, moved - nbytes) / rate, first
 
 

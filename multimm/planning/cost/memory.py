@@ -167,10 +167,6 @@ def _changing(layout: Schedule, cluster: ClusterSpec) -> Terms:
     p, k_tile, terms = layout.problem, max(layout.k_tiles), Terms()
     edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
     at_once = {"a": max(layout.m_blocks), "b": edges["b"]}
-    if role := layout.operands.banded:
-        at_once[role] = min(at_once[role], max(layout.tiles.across_k(role)))
-    if layout.operands.sums_in_bands:  # those of a sub-block are read, the next one's written
-        terms["sums of sub-blocks"] = 2 * cluster.threads * prod(at_once.values()) * p.sum_bytes
     if p.packs:  # of a stack one matrix at a time
         sides = sum(n * (p.packed_bytes(x) + p.written(x)) for x, n in at_once.items())
         terms["operands being packed"] = cluster.threads * k_tile * sides * layout.padding
@@ -183,8 +179,7 @@ def _changing(layout: Schedule, cluster: ClusterSpec) -> Terms:
     elif other and not p.exact:
         sides = sum(edges[role] for role in other) * p.sum_bytes
         terms["operands being converted"] = cluster.threads * k_tile * sides
-    cut = [role for role in layout.operands.cut_within if role != layout.operands.banded]
-    if cut := cut * (1 + layout.mirrors):  # which serves both sides
+    if cut := layout.operands.cut_within * (1 + layout.mirrors):  # which serves both sides
         sides = sum(edges[role] * layout.spec(role).itemsize for role in cut)
         joined = k_tile * sides + layout.operands.joined_small
         terms["operands being joined"] = cluster.threads * joined

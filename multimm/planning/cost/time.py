@@ -66,7 +66,7 @@ PART = 0.4
 #: of 1024 to 32768 on two H200s, 36 to 415 ms, are predicted within a quarter, and those of one
 #: within a fifth.
 FETCH_S, SUB_BLOCK_S = 4e-4, 5e-5
-#: For a thread to multiply one of many sub-blocks by itself, and as much again to pack for it. The
+#: For a thread to multiply one of many chunks in a task, and as much again to pack for it. The
 #: GPU works meanwhile. X W of 1048576 x 8192 in 364 sub-blocks and 64 columns took an H200 75 ms,
 #: of 4194304 x 2048 and 256 columns 79 to 108 in 256 sub-blocks that are packed, 270 in 1024.
 LAUNCH_S = 1.25e-4
@@ -159,7 +159,7 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
     steps += (bool(layout.uploaded) + p.downloaded) * (not p.in_one) + layout.hands_out
     products = flops * _filled_up(layout) / (product_gflops(p, device) * 1e9)
     alone = (products + packing * (not layout.operands.packed)) / (chains * layout.steps)
-    launches = layout.operands.bands * (1 + layout.on_tensor_cores)
+    launches = 0 if layout.in_place is None else layout.in_place.launches
     transfers, first = arrivals(layout, cluster, moved, alone)
     up, first_up = going_up(layout, cluster)
     back = way_back(layout, cluster, each)
@@ -261,12 +261,6 @@ def _packing(layout: Schedule, cluster: ClusterSpec) -> float:
         # Of a symmetric product, blocks on the diagonal are packed for both sides, others for each.
         alone = count if once or layout.mirrors else 0
         within = 0 if once else count * (count - 1) if layout.mirrors else layout.blocks
-        if layout.operands.banded not in (
-            "",
-            role,
-        ):  # each block anew for every sub-block of the other one
-            bands = len(layout.tiles.across_k(layout.operands.banded))
-            within *= ceil_div(bands, len(sides[layout.operands.banded][0]))
         seconds += _most(within, layout, cluster) * _packed_within(p, spec, role) * elements / rate
         each = PACK_BYTES if once else MIRRORED_BYTES
         moved = each * max(spec.itemsize, p.sum_bytes) * elements

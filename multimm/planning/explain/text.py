@@ -200,12 +200,10 @@ def _operands(plan: MatmulPlan) -> Iterator[str]:
     if roles := tuple(operands.in_place):
         yield f"{names(roles)} used where {_lie(roles)}"
     if layout.in_place is None:
-        if cut := tuple(role for role in operands.cut_within if role != operands.banded):
+        if cut := operands.cut_within:
             yield f"{names(cut)} rechunked by each task"
     elif layout.in_place.partial_products.coalesced:
         yield f"{layout.in_place.small.upper()} sent in one piece by each worker"
-    if operands.banded:
-        yield f"{operands.banded.upper()} multiplied chunk by chunk"
     if operands.packed:
         are = "it is" if len(operands.packed) == 1 else "they are"
         yield f"{names(operands.packed)} packed once for the tensor cores, where {are} kept"
@@ -214,22 +212,12 @@ def _operands(plan: MatmulPlan) -> Iterator[str]:
     if layout.stream:
         read = "taken from host memory" if layout.problem.from_host else "read"
         yield f"blocks {read} when they are needed, range of k by range of k"
-    if order := _in_order(plan):
-        yield order
+    if layout.k_order:
+        yield "k in the order in which it lies on workers"
 
 
 def _lie(roles: Iterable[str]) -> str:
     return "it lies" if len([*roles]) == 1 else "they lie"
-
-
-def _in_order(plan: MatmulPlan) -> str:
-    layout = plan.layout
-    rows = "matrices" if layout.batch_blocks else "rows"
-    orders = {"k": layout.k_order}
-    orders |= {rows: layout.located.rows, "columns": layout.located.columns}
-    sides = [side for side, order in orders.items() if order]
-    lie = "it lies" if sides == ["k"] else "they lie"
-    return f"{' and '.join(sides)} in the order in which {lie} on workers" if sides else ""
 
 
 def _handed_out(plan: MatmulPlan) -> str:

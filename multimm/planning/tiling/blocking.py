@@ -31,7 +31,7 @@ from multimm.planning.tiling.counts import (
     usual_edges,
     without_blas,
 )
-from multimm.planning.tiling.grid import ANYWHERE, Grid, Located, ceil_div
+from multimm.planning.tiling.grid import Blocks, Grid, ceil_div
 
 
 def lay_out(
@@ -40,24 +40,16 @@ def lay_out(
     grid: Grid,
     options: Options,
     cut: Cut = AS_USUAL,
-    located: Located = ANYWHERE,
+    k_parts: Blocks = (),
 ) -> tuple[Schedule, memory.Held]:
     """Blocks, k-tiles and row panels for `grid`, cut further until they fit the memory budget.
 
-    Blocks are `located` only as long as they are those that operands come in. With what
-    `memory.held` says about them. Workers without a place in `grid` count for nothing.
+    With what `memory.held` says about them. Workers without a place in `grid` count for nothing.
     """
     cluster = cluster.first(grid.workers)
-    if options.whole:
-        batch = tuple((size,) for size in problem.batch_shape)
-        # Of one array on both sides only one goes to a GPU; a C would be added by another task.
-        halves = problem.in_one and problem.symmetric and problem.c is None
-        blocks = (problem.m,), (problem.n,), (problem.k,)
-        layout = Schedule(problem, grid, batch, *blocks, band=1, mirrors=halves)
-        return layout, memory.held(layout, cluster)
     edge, least = usual_edges(problem, cluster)
     least //= 2
-    layout = _blocks(problem, cluster, grid, options, edge, cut, located)
+    layout = _blocks(problem, cluster, grid, options, edge, cut, k_parts)
     held = memory.held(layout, cluster)
     if layout.operands.packed and not all(problem.rereadable) and memory.excess(held, cluster):
         # Rather pack a block for each product than spill what was packed.
@@ -72,7 +64,7 @@ def lay_out(
         else:  # cut blocks and k-tiles
             edge //= 2
             layout = replace(
-                _blocks(problem, cluster, grid, options, edge, cut, located),
+                _blocks(problem, cluster, grid, options, edge, cut, k_parts),
                 stream=layout.stream,
                 pack_once=layout.pack_once,
             )
@@ -112,10 +104,12 @@ def _blocks(
     options: Options,
     edge: int,
     cut: Cut,
-    located: Located,
+    k_parts: Blocks,
 ) -> Schedule:
     least = min(edge, usual_edges(problem, cluster)[1])
-    batch = batch_blocks(problem, edge, CHAINS * cluster.threads * grid.p_m)
+    as_given = cut.given and problem.batch_chunked
+    wanted = CHAINS * cluster.threads * grid.p_m
+    batch = problem.batch_chunks if as_given else batch_blocks(problem, edge, wanted)
     parallel = prod(len(blocks) for blocks in batch)
     chains = cluster.threads * (CHAINS if grid.workers > 1 else 1)
     counts = count_c(problem, grid, parallel, chains, edge, least, cut)
@@ -123,25 +117,21 @@ def _blocks(
     k_tiles = count_k_tiles(problem, grid, counts, edge, least, _no_longer(cut) if loops else cut)
     keep = least if cut.given or (loops and _longest_chunk(problem) <= edge) else 0
     keep = keep if cut.joined else AS_GIVEN
-    if located.parts and cut.given:
-        k_k_tiles = choose_parts(problem, located, k_tiles, keep)
+    if k_parts and cut.given:
+        k_k_tiles = choose_parts(problem, k_parts, k_tiles, keep)
     else:
         k_k_tiles = choose_k_tiles(problem, grid, k_tiles, options.slabs, keep)
     (rows, cols), (block_m, block_n) = counts, options.edges
     halves = problem.symmetric and block_m == block_n
     along = rows if halves else grid.p_m
-    in_rows, in_columns = bool(located.rows), bool(located.columns)
-    m_blocks = choose_side(problem, -2, rows, along, block_m, keep, located=in_rows)
+    m_blocks = choose_side(problem, -2, rows, along, block_m, keep)
     band = ceil_div(parallel * len(m_blocks), grid.p_m)
     if halves:
         blocks = batch, m_blocks, m_blocks, k_k_tiles
-        return Schedule(problem, grid, *blocks, band, mirrors=True, located=located)
-    n_blocks = choose_side(problem, -1, cols, grid.p_n, block_n, keep, located=in_columns)
-    rows_differ = in_rows and m_blocks != problem.a.chunks[-2]
-    if rows_differ or (in_columns and n_blocks != problem.b.chunks[-1]):
-        located = ANYWHERE
+        return Schedule(problem, grid, *blocks, band, mirrors=True, k_parts=k_parts)
+    n_blocks = choose_side(problem, -1, cols, grid.p_n, block_n, keep)
     blocks = batch, m_blocks, n_blocks, k_k_tiles
-    return Schedule(problem, grid, *blocks, band, located=located)
+    return Schedule(problem, grid, *blocks, band, k_parts=k_parts)
 
 
 def _no_longer(cut: Cut) -> Cut:

@@ -14,7 +14,6 @@ from multimm.planning.problem import Problem
 from multimm.planning.tiling.grid import (
     Blocks,
     Grid,
-    Located,
     ceil_div,
     even,
     group,
@@ -67,9 +66,9 @@ def choose_k_tiles(
     return choose(problem.k, count, grid.p_k, along_k, fixed, kept(hints[0][0], keep))
 
 
-def choose_parts(problem: Problem, located: Located, count: int, keep: int) -> Blocks:
+def choose_parts(problem: Problem, parts: Blocks, count: int, keep: int) -> Blocks:
     """The chunks of each part of k, joined: into k-tiles of `keep`, or of many chunks into few."""
-    chunks, parts = problem.a.chunks[-1], located.parts
+    chunks = problem.a.chunks[-1]
     length = keep if len(chunks) <= MOST_CHUNKS else ceil_div(problem.k, count)
     own = (
         tuple(x for x, at in zip(chunks, parts, strict=True) if at == part)
@@ -80,7 +79,7 @@ def choose_parts(problem: Problem, located: Located, count: int, keep: int) -> B
 
 def kept(spec: MatrixSpec, keep: int) -> int:
     """`keep`, but 0 of one that comes in one block: nobody knows how that comes."""
-    return keep if keep == AS_GIVEN or any(len(blocks) > 1 for blocks in spec.chunks[-2:]) else 0
+    return keep if keep == AS_GIVEN or spec.blocks > 1 else 0
 
 
 @remembered
@@ -108,21 +107,19 @@ def choose_side(
     workers: int,
     fixed: int | None,
     keep: int,
-    *,
-    located: bool,
 ) -> Blocks:
     """Block rows of C (axis -2), or its block columns (-1).
 
     The chunks that are wanted, or A's rows and B's columns, joined, where they serve: of chunks
     that are parts of blocks nothing travels when C is handed out. Where none are wanted, regular
-    blocks are the better, for they are handed out as they are. What is `located` stays as it comes.
+    blocks are the better, for they are handed out as they are.
     """
     spec = problem.a if axis == -2 else problem.b
     hints = [spec.chunks[axis]]
-    if problem.chunks and not located:
+    if problem.chunks:
         hints.insert(1 if keep else 0, problem.chunks[axis])
     size = problem.m if axis == -2 else problem.n
-    result = not (problem.chunks or located)
+    result = not problem.chunks
     return choose(size, count, workers, hints, fixed, kept(spec, keep), result=result)
 
 

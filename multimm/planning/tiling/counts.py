@@ -101,6 +101,11 @@ def _counts(
         if max(m // rows, n // cols) < 2 * least:
             break
         rows, cols = (rows * 2, cols) if grow_rows else (rows, cols * 2)
+    if grid.workers > 1:
+        return rows, cols
+    # Counted one by one, both sides of a lone worker's blocks may be cut where one would do.
+    while rows * cols // 2 >= chains and 2 * ceil_div(m, rows) * ceil_div(n, cols) <= edge * edge:
+        rows, cols = (ceil_div(rows, 2), cols) if rows >= cols else (rows, ceil_div(cols, 2))
     return rows, cols
 
 

@@ -75,17 +75,6 @@ class Grid(NamedTuple):
         return str(self) if self.p_k > 1 else f"{self.p_m} x {self.p_n}"
 
 
-class Located(NamedTuple):
-    """What stays where it lies. Empty: blocks have their turns, and parts of k are even."""
-
-    rows: Blocks = ()  #: turns of block rows, over all matrices
-    columns: Blocks = ()  #: turns of block columns
-    parts: Blocks = ()  #: the part of k that each chunk along k is in
-
-
-ANYWHERE = Located()
-
-
 def ceil_div(count: int, size: int) -> int:
     """How many of a size it takes; exact above 2**53 too, where quotients of floats are not.
 

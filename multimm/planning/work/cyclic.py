@@ -1,11 +1,7 @@
 """Blocks of C assigned cyclically to a plane of workers.
 
 Block (i, j) of C is computed at (i mod p_m, j mod p_n); block rows run over the matrices of a stack
-first. Where blocks lie otherwise, a table says which turn each has, so that it stays where it is:
-
-    block row          0    1    2    3    4    5
-    lies on worker     w0   w1   w1   w0   w0   w1
-    turn               0    1    3    2    4    5       turn t is worker t mod p_m's
+first.
 
 All that follows from this map is in closed form, for a search looks at hundreds of them.
 `multimm.planning.work.symmetric` answers the same questions of a triangle.
@@ -13,7 +9,6 @@ All that follows from this map is in closed form, for a search looks at hundreds
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -21,9 +16,7 @@ from itertools import product
 from math import prod
 
 from multimm.planning.tiling.grid import (
-    ANYWHERE,
     Blocks,
-    Located,
     ceil_div,
     largest_share,
     most_assigned,
@@ -51,8 +44,6 @@ class Cyclic:
         Of A and of B: those of a stack may be broadcast.
     per_row_panel : int
         Block rows, over all matrices, that make up a row panel.
-    located : Located
-        The turns of block rows and block columns.
     """
 
     p_m: int
@@ -62,17 +53,6 @@ class Cyclic:
     n_blocks: Blocks
     shapes: tuple[Shape, Shape]
     per_row_panel: int
-    located: Located = ANYWHERE
-
-    @cached_property
-    def row_turns(self) -> Sequence[int]:
-        """The turn of each block row."""
-        return self.located.rows or range(len(self.row_sizes))
-
-    @cached_property
-    def column_turns(self) -> Sequence[int]:
-        """The turn of each block column."""
-        return self.located.columns or range(len(self.n_blocks))
 
     @cached_property
     def row_sizes(self) -> Blocks:
@@ -92,7 +72,7 @@ class Cyclic:
 
     def worker(self, row: int, j: int) -> Spot:
         """Who computes a block of C: wrapped around the edges of the plane."""
-        return self.row_turns[row], self.column_turns[j]
+        return row, j
 
     def cell(self, row: int, j: int) -> tuple[int, int]:
         """What is computed for a block of C: the block itself."""
@@ -123,9 +103,8 @@ class Cyclic:
         """The block rows and columns that a place works on in a row panel."""
         start = row_panel * self.per_row_panel
         end = min(start + self.per_row_panel, len(self.row_sizes))
-        rows = by_turn(range(len(self.row_sizes)), self.located.rows)
-        columns = by_turn(range(len(self.n_blocks)), self.located.columns)
-        yield from product(rows[start + place[0] : end : self.p_m], columns[place[1] :: self.p_n])
+        rows, columns = range(start + place[0], end, self.p_m), range(len(self.n_blocks))
+        yield from product(rows, columns[place[1] :: self.p_n])
 
     @property
     def held_back(self) -> int:
@@ -167,12 +146,12 @@ class Cyclic:
     @cached_property
     def most_rows(self) -> int:
         """Rows of C, over all matrices, of the busiest row of the plane."""
-        return largest_share(by_turn(self.row_sizes, self.located.rows), self.p_m)
+        return largest_share(self.row_sizes, self.p_m)
 
     @cached_property
     def most_columns(self) -> int:
         """Columns of C of the busiest column of the plane."""
-        return largest_share(by_turn(self.n_blocks, self.located.columns), self.p_n)
+        return largest_share(self.n_blocks, self.p_n)
 
     @cached_property
     def _rows_in_row_panel(self) -> int:
@@ -180,7 +159,7 @@ class Cyclic:
 
     def _in_row_panels(self, rows: Sequence[int]) -> Iterator[Sequence[int]]:
         """What each row of the plane works on in each row panel, of something by block row."""
-        band, rows = self.per_row_panel // self.p_m, by_turn(rows, self.located.rows)
+        band = self.per_row_panel // self.p_m
         for rank in range(self.p_m):
             share = rows[rank :: self.p_m]
             for start in range(0, max(1, len(share)), band):
@@ -221,18 +200,18 @@ class Cyclic:
     def _row_panels(self) -> dict[tuple[str, int, int], dict[int, set[int]]]:
         found: dict[tuple[str, int, int], dict[int, set[int]]] = {}
         rows, of_a, of_b = len(self.m_blocks), self.share_of("a"), self.share_of("b")
-        for turn, row in enumerate(by_turn(range(len(self.row_sizes)), self.located.rows)):
+        for row in range(len(self.row_sizes)):
             flat, i = divmod(row, rows)
             for key in (("a", of_a[flat].users[0], i), ("b", of_b[flat].users[0], 0)):
                 used = found.setdefault(key, {})
-                used.setdefault(turn // self.per_row_panel, set()).add(turn % self.p_m)
+                used.setdefault(row // self.per_row_panel, set()).add(row % self.p_m)
         return found
 
     def users(self, role: str, flat: int, block: int) -> Iterator[set[Spot]]:
         """Places that use a block of A's rows, or of B's columns, by row panel."""
         columns: Sequence[int] = range(min(self.p_n, len(self.n_blocks)))
         if role == "b":
-            columns = (self.column_turns[block] % self.p_n,)
+            columns = (block % self.p_n,)
         for rows in self.row_panels(role, flat, block).values():
             yield {*product(rows, columns)}
 
@@ -273,9 +252,9 @@ class Cyclic:
         """
         rows, k_tiles = self._rows_with(role, flat, block), range(len(steps))
         if role == "a":
-            first = self.row_turns[flat * len(self.m_blocks) + block] // self.p_m
+            first = (flat * len(self.m_blocks) + block) // self.p_m
             return [(rows[(s + block) % len(rows)], (s + first) % self.p_n) for s in k_tiles]
-        turn, col = divmod(self.column_turns[block], self.p_n)
+        turn, col = divmod(block, self.p_n)
         first = flat + turn
         return [(rows[(s + first) % len(rows)], col) for s in k_tiles]
 
@@ -303,8 +282,7 @@ class Cyclic:
         }
 
     def _distinct(self, rows: Iterator[int]) -> Blocks:
-        turns = sorted(self.row_turns[row] for row in rows)
-        return tuple(dict.fromkeys(turn % self.p_m for turn in turns))
+        return tuple(dict.fromkeys(row % self.p_m for row in sorted(rows)))
 
     def travels(self, role: str) -> bool:
         """Whether others use a block than who keeps it.
@@ -323,40 +301,11 @@ class Cyclic:
         A row's blocks go round its workers k-tile by k-tile, each row from the next one on. Those
         of a column go round those that use them: rows of the plane may have none of C.
         """
-        if self.batch_blocks:
-            return max(self._kept_of_stack(role, steps).values(), default=0)
         if role == "a":
             blocks, along, across = self.m_blocks, self.p_m, self.p_n
         else:
             blocks, along, across = self.n_blocks, self.p_n, min(self.p_m, len(self.row_sizes))
         return most_assigned(ceil_div(len(blocks), along), steps, across) * max(blocks)
-
-    def _kept_of_stack(self, role: str, steps: int) -> Counter[int]:
-        """By row of the plane."""
-        held: Counter[int] = Counter()
-        # Plain loops over what does not change in them: most of the search for a stack was here.
-        matrices = self.share_of(role)
-        if role == "a":
-            for (first, i), rows in self.rows_of_a.items():
-                turns = ceil_div(steps, len(rows) if len(rows) > 1 else self.p_n)
-                for row in rows:
-                    held[row] += turns * matrices[first].matrices * self.m_blocks[i]
-            return held
-        columns, longest = ceil_div(len(self.n_blocks), self.p_n), max(self.n_blocks)
-        for first, rows in self.rows_of_b.items():
-            blocks = most_assigned(columns, steps, len(rows))
-            for row in rows:
-                held[row] += matrices[first].matrices * blocks * longest
-        return held
-
-
-def by_turn(values: Sequence[int], turns: Blocks) -> Sequence[int]:
-    """What blocks have, first turns first.
-
-    >>> by_turn((5, 6, 7), (1, 2, 0))
-    (7, 5, 6)
-    """
-    return tuple(value for _, value in sorted(zip(turns, values, strict=True))) if turns else values
 
 
 #: Layouts that differ in their k-tiles only are assigned alike.

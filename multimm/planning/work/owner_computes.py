@@ -67,6 +67,16 @@ class Run(NamedTuple):
     goes_to: tuple[tuple[slice, slice], ...]  #: which of these rows go where in the output tile
 
 
+class Totals(NamedTuple):
+    """What groups come to: of the busiest worker, and of all."""
+
+    handed_on: int  #: rows of sums that its products hand to the next ones
+    walked: int  #: lengths of the k-tiles of its groups
+    alone: int  #: chunks that it multiplies by themselves
+    sub_blocks: int  #: all other chunks
+    joined: int  #: elements of those that are joined to others of their group
+
+
 @dataclass(frozen=True)
 class PartialProducts:
     """Who multiplies which chunks.
@@ -211,32 +221,25 @@ class PartialProducts:
             found[worker] += row * column
         return found
 
-    @property
-    def handed_on(self) -> int:
-        """Rows of sums that the busiest worker's products hand to the next ones."""
-        return self._of_groups[0]
-
-    @property
-    def walked(self) -> int:
-        """Lengths of the k-tiles of all groups of the busiest worker."""
-        return self._of_groups[1]
-
-    @property
-    def joined(self) -> int:
-        """Elements of chunks that are joined to others of their group."""
-        return self._of_groups[2]
-
     @cached_property
-    def _of_groups(self) -> tuple[int, int, int]:
-        handed_on, walked, joined = Counter[int](), Counter[int](), 0
+    def totals(self) -> Totals:
+        """What the groups of all partial products come to."""
+        handed_on, walked, alone = Counter[int](), Counter[int](), Counter[int]()
+        sub_blocks = joined = 0
         for number, partial_product in self.made.items():
+            worker = number % self.workers
             for rows, k_tiles in partial_product.groups:
                 height = sum(self.rows[i] for i in rows)
                 length = sum(self.columns[self.k_tiles[s]] for s in k_tiles)
-                handed_on[number % self.workers] += (len(k_tiles) - 1) * height
-                walked[number % self.workers] += length
+                handed_on[worker] += (len(k_tiles) - 1) * height
+                walked[worker] += length
                 joined += height * length * (len(rows) > 1)
-        return max(handed_on.values()), max(walked.values()), joined
+                if self.alone and len(rows) == 1:
+                    alone[worker] += len(k_tiles)
+                else:
+                    sub_blocks += len(rows) * len(k_tiles)
+        most = [max(x.values(), default=0) for x in (handed_on, walked, alone)]
+        return Totals(most[0], most[1], most[2], sub_blocks, joined)
 
     @cached_property
     def users(self) -> list[set[int]]:
@@ -379,4 +382,4 @@ class OwnerComputes:
 
     def handed_on(self, steps: int) -> int:
         """Elements of sums that the busiest worker's products hand to the next ones."""
-        return self.partial_products.handed_on * sum(self.across)
+        return self.partial_products.totals.handed_on * sum(self.across)
