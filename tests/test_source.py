@@ -24,14 +24,20 @@ KERNELS = [("sgemm_ffma.cu", GEMM), ("transpose.cu", TransposeConfig(4, 1).defin
 kernels = pytest.mark.parametrize(("name", "defines"), KERNELS)
 
 
+def forget():
+    """Read kernels/ anew."""
+    kernel_source._assemble.cache_clear()
+    kernel_source._lines.cache_clear()
+
+
 @pytest.fixture
 def files(monkeypatch):
     """Files in memory in the place of kernels/."""
     texts: dict[str, str] = {}
     monkeypatch.setattr(kernel_source, "_read", lambda path: texts[str(path)])
-    kernel_source._assemble.cache_clear()
+    forget()
     yield texts
-    kernel_source._assemble.cache_clear()
+    forget()
 
 
 @kernels
@@ -75,7 +81,7 @@ def test_every_byte_of_a_header_counts(files):
     files.update({"main.cu": '#include "a.cuh"\n', "a.cuh": "first\n"})
     before = kernel_source.kernel_text("main.cu", {})
     files["a.cuh"] = "First\n"
-    kernel_source._assemble.cache_clear()
+    forget()
     assert kernel_source.kernel_text("main.cu", {}) != before
 
 
