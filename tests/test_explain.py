@@ -184,7 +184,7 @@ def test_a_plan_that_does_not_fit_says_so_first():
     tiny = replace(CPUS.slowest, memory_bytes=200_000_000, spills=False)
     plan = plan_of(40_000, ClusterSpec.homogeneous(tiny, 2, LOCAL_TCP), blocks=8192)
     assert not plan.fits
-    assert str(plan).startswith("Does not fit. About ")
+    assert "\nin short   Does not fit. About " in str(plan)
 
 
 def test_which_machine():

@@ -78,7 +78,7 @@ def plan(
     paper = store.applied(workers.on_paper(), store.stored())
     cluster = with_nodes(paper, per_node, node_link)
     made = multimm.plan(*given, **options, cluster=cluster)
-    say(f"{machine(workers)}\n\n{made}")
+    say(f"{made}\n\n{machine(workers)}")
     made.check()
 
 

@@ -50,9 +50,10 @@ class Section(NamedTuple):
 
 
 def text(plan: MatmulPlan) -> str:
-    """A summary, then a line for each side of a plan, its name first, and one for each figure."""
-    lines = [*_wrapped(summary(plan)), ""]
-    for name, said, figures in sections(plan):
+    """A line for each side of a plan, its name first, and one for each figure; a summary second."""
+    product, *others = sections(plan)
+    lines = []
+    for name, said, figures in (product, Section("in short", summary(plan)), *others):
         lines += _wrapped(f"{name:<{NAME}}{said}", " " * NAME)
         lines += [f"  {label:<{FIGURE}} {value}".rstrip() for label, value in figures]
     return "\n".join(lines)
