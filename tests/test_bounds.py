@@ -42,6 +42,19 @@ def test_the_absurd_is_refused_within_a_second(shapes, options, error):
     assert "\n" not in str(caught.value)
 
 
+def test_what_would_do_is_found_in_seconds_where_many_chunks_meet_many_blocks():
+    """Twenty plans are made for it, each of which looked at each place: half a minute."""
+    m, pairs, threes = 3_277_259_541, regular(100, 2), regular(100, 3)
+    a = MatrixSpec((m, 100), "float64", chunks=(regular(m, 66_882_848), pairs), hosted=True)
+    b = MatrixSpec((100, 100), "float64", chunks=(threes, threes), hosted=True)
+    options = {"blocks": 10**11, "slabs": 113, "p_k": 4096, "chunks": "operands"}
+    plan = multimm.plan(a, b, cluster=ClusterSpec.homogeneous(H200, 63, LOCAL_TCP, 2), **options)
+    begun = time.thread_time()
+    with pytest.raises(MemoryBudgetError, match="leave out blocks="):
+        plan.check()
+    assert time.thread_time() - begun < 5
+
+
 @pytest.mark.parametrize(
     "words",
     [

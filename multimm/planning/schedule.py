@@ -64,8 +64,8 @@ PACKED_ROWS, PACKED_K = 128, 64
 LITTLE, LITTLE_OF = 64_000_000, 1 / 16
 
 
-#: Of results in more chunks and blocks than so many, what is joined is not counted chunk by chunk,
-#: which takes 10 us each: arbitrary.
+#: Of results whose chunks and blocks meet in more places than so many, what is joined is not counted
+#: chunk by chunk, which takes 10 us each: arbitrary.
 COUNTED = 20_000
 
 
@@ -453,7 +453,7 @@ class Schedule:
         count, parts = prod(map(len, chunks)), prod(map(len, blocks))
         if all(map(within, chunks, blocks)):
             return count, 0
-        if count + parts > COUNTED:
+        if prod(len(x) + len(y) for x, y in zip(chunks, blocks, strict=True)) > COUNTED:
             return count + parts, self.problem.result_bytes if workers > 1 else 0
         tasks, moved = counted(self.handed_out, workers)
         return tasks, moved * self.problem.out_bytes
