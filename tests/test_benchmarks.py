@@ -267,7 +267,8 @@ def test_a_rehearsal_on_cpu_workers_is_recorded(tmp_path, capsys):
         assert record["detail"]["gpus"] == 0
         assert len(record["seconds"]) == 2
         workers, begin, end, kinds = zip(*record["detail"]["timeline"], strict=True)
-        assert set(workers) == {0, 1}
+        # So little of a tall one is one worker's.
+        assert set(workers) == ({0, 1} if record is square else {0})
         assert 0 < min(begin) < max(end) <= record["seconds"][-1]
         assert "multiply" in kinds
         assert record["tflops"] is None

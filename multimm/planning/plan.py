@@ -95,7 +95,7 @@ class MatmulPlan:
 
     @property
     def tasks(self) -> int:
-        """Tasks of the product; making the operands comes on top."""
+        """Tasks of the product; to make operands, and to cut and join them, comes on top."""
         return self.layout.tasks + self._handing_out[0]
 
     @property
