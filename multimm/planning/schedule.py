@@ -64,8 +64,8 @@ PACKED_ROWS, PACKED_K = 128, 64
 LITTLE, LITTLE_OF = 64_000_000, 1 / 16
 
 
-#: Of results whose chunks and blocks meet in more places than so many, what is joined is not counted
-#: chunk by chunk, which takes 10 us each: arbitrary.
+#: Of results whose chunks and blocks meet in more places than so many, what is joined is not
+#: counted chunk by chunk, which takes 10 us each: arbitrary.
 COUNTED = 20_000
 
 
