@@ -11,7 +11,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from clusters import in_threads, soon
-from distributed import Client
+from distributed import Client, futures_of
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from labels import tasks_of
@@ -159,8 +159,29 @@ def test_idle_workers_do_not_steal(client, recorder):
     a = a.map_blocks(slow, dtype=a.dtype, meta=a._meta)
     c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK, p_k=3)
     assert multimm.plan(a, b, p_k=3).grid == Grid(1, 1, 3)
-    np.testing.assert_array_equal(c.compute(), x @ y)
+    made, seen = c.persist(), 0
+    while not all(future.done() for future in futures_of(made)):
+        pinned, free = client.run_on_scheduler(_that_could_be_stolen)
+        assert not free
+        seen += pinned
+    assert seen
+    np.testing.assert_array_equal(made.compute(), x @ y)
     assert not misplaced(recorder, c, Grid(1, 1, 3), workers_of(client))
+
+
+def _that_could_be_stolen(dask_scheduler):
+    """How many tasks on their way have a worker of their own, and which Dask would move.
+
+    It moves those that another worker may run, and those whose restrictions are loose.
+    """
+    pinned, free = 0, []
+    for ts in dask_scheduler.tasks.values():
+        if ts.processing_on is not None and ts.worker_restrictions:
+            pinned += 1
+            others = dask_scheduler.valid_workers(ts) - {ts.processing_on}
+            if others or ts.loose_restrictions:
+                free.append(str(ts.key))
+    return pinned, free
 
 
 def test_priorities_go_k_tile_by_k_tile(client, recorder):
