@@ -31,6 +31,7 @@ import multimm
 from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
 from multimm_benchmarks import records
 from multimm_benchmarks.machine import described
+from multimm_benchmarks.peers.on_dask import synchronize
 
 #: Operations of a case on CPU workers and on GPUs, in 1e9, and bytes of its largest array at most.
 GFLOP, GPU_GFLOP = 4.0, 8_000.0
@@ -238,13 +239,13 @@ def measured(client: Client, case: Case, options: argparse.Namespace) -> Found:
             _until_gone(client)
             given = make(case, sizes, cupy)
             if cupy:
-                client.run(_idle)
+                client.run(synchronize)
             reset_received_bytes(client)
             start = time.perf_counter()
             result = call(*given).persist()
             _computed(result)
-            if cupy:
-                client.run(_idle)
+            if cupy:  # tasks of Dask's end once kernels are launched
+                client.run(synchronize)
             passed = time.perf_counter() - start
             received[name] = max(received[name], sum(received_bytes(client).values()))
             if turn:
@@ -269,13 +270,6 @@ def _computed(result: da.Array) -> None:
     for future in wait(result).done:
         if future.status != "finished":
             future.result()
-
-
-def _idle() -> None:
-    """Wait for a worker's GPU: CuPy's tasks, Dask's among them, end once kernels are launched."""
-    import cupy
-
-    cupy.cuda.Device().synchronize()
 
 
 def _until_gone(client: Client) -> None:

@@ -563,7 +563,7 @@ def test_device_blocks_are_moved_to_the_host(tmp_path, monkeypatch):
 def test_blocks_that_are_read_to_a_gpu(tmp_path, monkeypatch):
     np.save(tmp_path / "a.npy", numbers(4, 3))
     monkeypatch.setattr(graph, "to_device", lambda block: block.view(GPUArray))
-    monkeypatch.setattr(graph, "_threads", lambda: 2)
+    monkeypatch.setattr(graph, "threads_beside_a_gpu", lambda most: 2)
     matrix = files.inspect(files.locate(tmp_path / "a.npy", None))
     index = (slice(1, 4), slice(0, 2))
     block = graph.read_block(matrix, index, gpu=True)

@@ -54,14 +54,16 @@ def limited_chunks(
     made = own_chunks(labels, chunks, out, dtype)
     most = parse_bytes(dask.config.get("array.chunk-size")) // dtype.itemsize
     uses = Counter(x for own in labels for x in {*own})
-    batch = [x for x in out if uses[x] > 1]
-    heads = [x for own in labels for x in own if x in made and uses[x] == 1]
-    first = [next(x for x in own if x in heads) for own in labels if {*own} & {*heads}]
-    for n, label in enumerate([*batch, *first, *heads]):
+    alone = [[x for x in own if x in made and uses[x] == 1] for own in labels]
+    first = [own[0] for own in alone if own]
+    # A label, and among how many what is too large is shared from there on.
+    turns = [(x, 1) for x in out if uses[x] > 1]
+    turns += [(x, len(first) - n) for n, x in enumerate(first)]
+    turns += [(x, 1) for own in alone for x in own]
+    for label, left in turns:
         over = prod(map(max, made.values())) / max(1, most)
         if over > 1:
-            others = len(first) - (n - len(batch)) if n >= len(batch) else 1
-            made[label] = _finer(made[label], ceil(over ** (1 / max(1, others))))
+            made[label] = _finer(made[label], ceil(over ** (1 / left)))
     return made
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import dask
@@ -24,7 +22,7 @@ from multimm.files import FORMATS, raw
 from multimm.files.identity import check
 from multimm.files.stored import StoredMatrix, Where, reason
 from multimm.gpu.arrays import to_numpy
-from multimm.gpu.transfer.pinned_copy import to_device
+from multimm.gpu.transfer.pinned_copy import threads_beside_a_gpu, to_device
 from multimm.graph.block_task import check_shape
 from multimm.graph.layers import TaskLayer
 from multimm.graph.tasks.dtype_check import as_declared
@@ -44,26 +42,15 @@ WRITTEN = "what is written"
 @named
 def read_block(matrix: StoredMatrix, index: Where, gpu: bool = False) -> Any:
     """One block of a stored matrix, as a NumPy (or CuPy) array of its own."""
+    threads = threads_beside_a_gpu(READERS) if gpu else 1  # CPU workers are as many as cores
     try:
-        block = FORMATS[matrix.place.suffix].read(matrix, index, _threads() if gpu else 1)
+        block = FORMATS[matrix.place.suffix].read(matrix, index, threads)
     except (FileFormatError, MemoryError):
         raise
     except Exception as error:  # parsers raise anything
         raise _unreadable(matrix, error) from error
     block = _native(np.asarray(block, dtype=matrix.dtype))
     return to_device(block) if gpu else block
-
-
-@cache
-def _threads() -> int:
-    """The threads that a GPU's process reads with: its share of the cores, which wait for it.
-
-    CPU workers are as many as there are cores.
-    """
-    from cupy.cuda import runtime
-
-    devices: int = runtime.getDeviceCount()
-    return max(1, min(READERS, len(os.sched_getaffinity(0)) // devices))
 
 
 def _unreadable(matrix: StoredMatrix, error: Exception) -> FileFormatError:

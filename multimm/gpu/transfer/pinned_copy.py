@@ -197,11 +197,12 @@ def to_host(block: Any) -> np.ndarray[Any, Any]:
 @cache
 def _road(device: int, way: str) -> Road:
     """The lanes to or from a device, made once: pinned memory takes milliseconds to get."""
+    return Road(device, way, threads_beside_a_gpu(LANES))
+
+
+def threads_beside_a_gpu(most: int) -> int:
+    """As many threads as there are cores for each device, which has a process of its own."""
     from cupy.cuda import runtime
 
-    return Road(device, way, _lanes(runtime.getDeviceCount()))
-
-
-def _lanes(devices: int) -> int:
-    """As many threads as there are cores for each device, which has a process of its own."""
-    return max(1, min(LANES, len(os.sched_getaffinity(0)) // devices))
+    devices: int = runtime.getDeviceCount()
+    return max(1, min(most, len(os.sched_getaffinity(0)) // devices))
