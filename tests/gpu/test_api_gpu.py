@@ -142,10 +142,9 @@ def test_accelerate_reaches_gpu_blocks():
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
 @pytest.mark.parametrize("turned", [False, True])
 def test_operands_in_other_chunks_are_joined_on_the_gpu(dtype, turned):
-    """By each product: whole rows, parts of rows that begin anywhere, and a block of one piece."""
+    """Whole rows, parts of rows that begin anywhere, and a block of one piece."""
     x, y = integers((130, 75), 5, dtype), integers((75, 90), 6, dtype)
     a, b = on_gpu(x, (33, (50, 25))), on_gpu(y.T if turned else y, (26, 31))
     b = b.T if turned else b
     fixed = {"blocks": (100, 90), "slabs": 40}
-    assert multimm.plan(a, b, **fixed).layout.operands.cut_within == ("a", "b")
     same(multimm.matmul(a, b, **fixed).compute(scheduler="sync"), x @ y)

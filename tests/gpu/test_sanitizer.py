@@ -335,7 +335,9 @@ def integers() -> None:
     made = tensor_cores.product(
         given := uploaded(x, 1), given, (False, True), (300, 300), np.dtype("i4"), lower=True
     )
-    assert (np.tril(downloaded(made)) == np.tril(x.astype("i8") @ x.T.astype("i8"))).all()
+    exact = x.astype("i8") @ x.T.astype("i8")
+    for i in range(300):  # what lies above the diagonal is nobody's: initcheck would say so
+        assert (downloaded(made[i, : i + 1]) == exact[i, : i + 1]).all(), i
 
 
 KERNELS: tuple[Callable[[], None], ...] = (

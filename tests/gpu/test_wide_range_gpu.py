@@ -10,7 +10,7 @@ from pack_reference import row_exponents
 from wgmma_model import broad_model
 
 import multimm
-from multimm.gpu.emulated import configs
+from multimm.gpu.emulated import broad, configs
 from multimm.gpu.emulated.configs import SLAB
 from multimm.gpu.kernel_selection import last_choice
 from multimm.gpu.runtime import launch_cache
@@ -143,17 +143,18 @@ def test_what_no_parts_carry_is_computed_from_the_source(bad, precision):
 @precisions
 @pytest.mark.parametrize(("rows", "cols", "k"), [(130, 70, 700), (9, 5, 20_000)])
 def test_every_bit_is_that_of_the_model(rows, cols, k, precision):
-    """The model is slow: the last rows and columns of a larger product, in two halves of k."""
+    """The model is slow: the last rows and columns of a larger product, in stretches of k."""
     rng = np.random.default_rng(11)
     x, y = (WIDE_RANGE["any exponents"](rng, *shape).astype("f4") for shape in ((M, k), (k, N)))
     result = multimm.matmul(placed(x), placed(y), precision=precision)
     assert "elements that FP16 parts do not carry: " in last_choice().reason
     a, b = x[-rows:], np.ascontiguousarray(y.T)[-cols:]
-    middle, parts = -(-k // SLAB // 2) * SLAB, {"float32": 3, "tf32": 1}[precision]
-    halves = [
-        broad_model(a[:, part], b[:, part], parts, (row_exponents(a), row_exponents(b)))
-        for part in (slice(middle), slice(middle, k))
-    ]
-    expected = halves[1] + halves[0]
+    step, parts = broad.stretch(-(-k // SLAB), precision) * SLAB, broad.BROAD_PARTS[precision]
+    expected = np.zeros((rows, cols), np.float32)
+    for first in range(0, k, step):
+        of_k = slice(first, first + step)
+        expected = expected + broad_model(
+            a[:, of_k], b[:, of_k], parts, (row_exponents(a), row_exponents(b))
+        )
     found = cupy.asnumpy(result)[-rows:, -cols:]
     np.testing.assert_array_equal(found.view("u4"), expected.view("u4"))
