@@ -50,6 +50,8 @@
 //   every half slab  fresh = hi hi'     small += mi hi' + hi mi' + mi mi' + lo hi' + hi lo'
 //   every FOLD       total += small
 //
+// Nothing is laid down in D on the way: that holds the product of the stretch of k before, as P.
+//
 // With PARTS == 1 they are TF32: a slab is 32 k, and takes as long as 64 of FP16.
 //
 // With INTEGER defined, and PARTS == 1, operands are integers as FP16 numbers (integer_pack.cu),

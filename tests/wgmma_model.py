@@ -227,7 +227,7 @@ def _tf32_product(left: Array, right: Array, zero: Array, scheme: Scheme) -> Arr
 
 
 def _six_products(left: Array, right: Array, zero: Array, scheme: Scheme) -> Array:
-    kept, total, small = None, zero, zero
+    total, small = zero, zero
     length, pairs = left.shape[2], ((1, 0), (0, 1), (1, 1))
     for k in range(0, length, scheme.step):
         steps = [slice(at, at + 16) for at in range(k, k + scheme.step, 16)]
@@ -241,9 +241,7 @@ def _six_products(left: Array, right: Array, zero: Array, scheme: Scheme) -> Arr
         total, end = total + fresh, k + scheme.step
         if end % scheme.fold == 0 or end >= length:
             total, small = total + small, zero
-        if end % scheme.flush == 0 or end >= length:
-            kept, total = total if kept is None else total + kept, zero
-    return zero if kept is None else kept
+    return total
 
 
 def _rests(left: Split, right: Split) -> Array:

@@ -12,7 +12,12 @@ constexpr int TILE_BYTES = TILE_ROWS * SLAB * 2;
 constexpr int TILE_M = 128;               // rows of a tile of D
 constexpr int A_TILES = TILE_M / TILE_ROWS;
 constexpr int B_TILES = TILE_N / TILE_ROWS;
-constexpr int FOLD = 32, FLUSH = 128;  // slabs: 2048 and 8192 k
+constexpr int FOLD = 32;               // slabs: 2048 k
+#ifdef BROAD
+constexpr int FLUSH = 1 << 30;  // never: in D is the product of the stretch of k before, which is P
+#else
+constexpr int FLUSH = 128;  // slabs: 8192 k
+#endif
 constexpr int PROMOTE = 48;            // slabs: 3072 k
 
 #ifdef BROAD

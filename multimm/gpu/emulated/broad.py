@@ -2,8 +2,8 @@
 sgemm_split.cu with BROAD.
 
 Operands are packed once more, into the memory of their FP16 parts: as three bfloat16 parts for
-"float32", and as TF32 for "tf32". These take more memory, so k is cut into stretches, and each goes
-on from what the one before has left in D.
+"float32", and as TF32 for "tf32". These take more memory, so k is cut in two, and the second half
+goes on from what the first one has left in D.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from multimm.gpu.runtime.launch_cache import Run
 
 #: Parts of an element, and tiles of 128 bytes a row that 64 k take, by precision.
 BROAD_PARTS, SLAB_TILES = {"float32": 3, "tf32": 1}, {"float32": 3, "tf32": 2}
-#: Slabs of a stretch at most. Beyond FLUSH (kernels/common/split_tiles.cuh) a product of "float32"
-#: lays its own sums down in D, over what the stretch before has left there. That of "tf32" never.
-LONGEST = {"float32": 128, "tf32": 2**31}
 #: What multiplies, for `last_choice`.
 WHAT = {"float32": "six products of bfloat16 parts", "tf32": "one product of TF32"}
 #: Thread blocks that pack at one time on a multiprocessor: what their registers leave room for.
@@ -42,15 +39,10 @@ def pack_defines(precision: str) -> tuple[tuple[str, int], ...]:
     return (("PARTS", BROAD_PARTS[precision]), ("BLOCKS", BLOCKS), ("CAP", RESIDUAL_CAP))
 
 
-def stretch(slabs: int, precision: str) -> int:
-    """Slabs of each stretch of k but the last one: half of all, or fewer."""
-    return min(-(-slabs // 2), LONGEST[precision])
-
-
 def tile_bytes(source: Source, precision: str) -> int:
-    """Bytes of an operand's tiles, of one stretch of k at a time."""
+    """Bytes of an operand's tiles, of half of k at a time."""
     panels, slabs = tiles_for(source.rows, source.k)
-    return panels * stretch(slabs, precision) * SLAB_TILES[precision] * TILE_BYTES
+    return panels * -(-slabs // 2) * SLAB_TILES[precision] * TILE_BYTES
 
 
 class _Part(NamedTuple):
@@ -113,16 +105,14 @@ def prepared(problem: Problem, sources: Sequence[Source], precision: str) -> Bro
     """
     a, b, c, addend, d = problem.operands
     _, slabs = tiles_for(1, problem.shape.k)
-    step, k = stretch(slabs, precision) * SLAB, problem.shape.k
+    middle = -(-slabs // 2) * SLAB
     parts = []
-    for first in range(0, k, step):
-        length = min(step, k - first)
+    for first, length in ((0, middle), (middle, problem.shape.k - middle)):
         part = problem._replace(shape=problem.shape._replace(k=length))
-        before = d if first else addend
-        if first + length < k:
-            part = part._replace(alpha=1.0, beta=0.0, operands=(a, b, NOTHING, before, d))
+        if first == 0:
+            part = part._replace(alpha=1.0, beta=0.0, operands=(a, b, NOTHING, addend, d))
         else:
-            part = part._replace(operands=(a, b, c, before, d))
+            part = part._replace(operands=(a, b, c, d, d))
         members, starts, tasks = [], [], 0
         for source in sources:
             ld = source.stack.ld
