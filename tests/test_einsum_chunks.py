@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multimm.contractions.einsum_chunks import einsum_chunks, limited_chunks, own_chunks
+from multimm.contractions.einsum_chunks import TIMES, einsum_chunks, limited_chunks, own_chunks
 
 SUBSCRIPTS = (
     "ij,jk->ik",
@@ -82,7 +82,8 @@ def test_blocks_are_the_operands_cut_down_to_a_limit(case, most):
     given = terms.split(","), chunks, out, np.dtype("float32")
     with dask.config.set({"array.chunk-size": 4 * most}):
         made, own = limited_chunks(*given), own_chunks(*given)
-    assert prod(max(x) for x in made.values()) <= max(most, 1)
+    largest = max(prod(map(max, each)) for each in chunks)  # pieces of those would be small
+    assert prod(max(x) for x in made.values()) <= max(most, min(largest, TIMES * most))
     for label, blocks in made.items():
         assert {*accumulate(own[label])} <= {*accumulate(blocks)}
         if len(own[label]) == 1:
@@ -96,6 +97,13 @@ def test_rows_and_columns_are_cut_alike_and_only_where_they_begin():
     with dask.config.set({"array.chunk-size": 4 * 80**2 * 160**2 // 4}):
         found = limited_chunks(labels, chunks, "xyuv", np.dtype("float32"))
     assert found == {"x": (40, 40), "y": (160,), "u": (40, 40), "v": (160,)}
+
+
+def test_a_result_in_pieces_as_large_as_its_operands_is_not_cut():
+    labels, chunks = ["pqrs", "pi"], [((9, 9), (9, 9), (9, 9), (18,)), ((9, 9), (4,))]
+    with dask.config.set({"array.chunk-size": 4 * 9**3 * 4}):
+        found = limited_chunks(labels, chunks, "iqrs", np.dtype("float32"))
+    assert found == {"i": (4,), "q": (9, 9), "r": (9, 9), "s": (18,)}
 
 
 def test_a_batch_is_cut_before_its_matrices():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import zip_longest
 from math import ceil, prod
 from typing import Any
 
@@ -16,6 +17,10 @@ from dask.utils import parse_bytes
 
 from multimm.contractions.subscripts import Label, Labels, written
 from multimm.planning.tiling.grid import Blocks, regular
+
+#: Blocks of a result are at most so many times as large as Dask's limit: arbitrary, 1 GiB as Dask
+#: comes, which is what a GPU multiplies in some milliseconds.
+TIMES = 8
 
 Chunks = tuple[Blocks, ...]
 #: Of operands' labels and chunks, of a result's labels and dtype: its chunks by label.
@@ -32,10 +37,12 @@ def own_chunks(
 def limited_chunks(
     labels: Sequence[Labels], chunks: Sequence[Chunks], out: Labels, dtype: np.dtype[Any]
 ) -> dict[Label, Blocks]:
-    """Those of the operands, cut where blocks would be larger than Dask's ``array.chunk-size``.
+    """Those of the operands, cut where blocks would be larger than theirs and than Dask's limit.
 
-    Batch axes are cut first, then the first axis that each operand alone gives to the result: a
-    piece of it is a piece of rows, or columns, as they lie in memory.
+    That is ``array.chunk-size``, or `TIMES` that where the operands' chunks are as large: small
+    pieces would take a task each, and a copy. Batch axes are cut first, then the first axes that
+    the operands alone give to the result: a piece of one is a piece of rows, or columns, as they
+    lie in memory.
 
     Parameters
     ----------
@@ -47,23 +54,27 @@ def limited_chunks(
     Examples
     --------
     >>> with dask.config.set({"array.chunk-size": 4000}):
-    ...     limited_chunks(["kij", "kl"], [((5, 5), (30,), (20,)), ((5, 5), (4,))], "ijl",
+    ...     limited_chunks(["kij", "kl"], [((1, 1), (30,), (20,)), ((1, 1), (4,))], "ijl",
     ...                    np.dtype("float32"))
     {'i': (15, 15), 'j': (20,), 'l': (2, 2)}
     """
     made = own_chunks(labels, chunks, out, dtype)
-    most = parse_bytes(dask.config.get("array.chunk-size")) // dtype.itemsize
+    usual = parse_bytes(dask.config.get("array.chunk-size")) // dtype.itemsize
+    largest = max(prod(map(max, each)) for each in chunks)
+    most = max(usual, min(largest, TIMES * usual))
     uses = Counter(x for own in labels for x in {*own})
     alone = [[x for x in own if x in made and uses[x] == 1] for own in labels]
-    first = [own[0] for own in alone if own]
-    # A label, and among how many what is too large is shared from there on.
-    turns = [(x, 1) for x in out if uses[x] > 1]
-    turns += [(x, len(first) - n) for n, x in enumerate(first)]
-    turns += [(x, 1) for own in alone for x in own]
-    for label, left in turns:
-        over = prod(map(max, made.values())) / max(1, most)
-        if over > 1:
-            made[label] = _finer(made[label], ceil(over ** (1 / left)))
+    turns = [[x] for x in out if uses[x] > 1]
+    turns += [[x for x in labels if x] for labels in zip_longest(*alone)]
+    for together in turns:
+        # Equal ones are cut alike: else X'X of one array twice would be no symmetric product.
+        alike = len({made[x] for x in together}) == 1
+        parts = 1
+        for n, label in enumerate(together):
+            if n == 0 or not alike:
+                over = prod(map(max, made.values())) / max(1, most)
+                parts = ceil(max(1, over) ** (1 / (len(together) - n)))
+            made[label] = _finer(made[label], parts)
     return made
 
 

@@ -87,8 +87,8 @@ def einsum(
     -------
     dask.array.Array, numpy.ndarray or cupy.ndarray
         Of the operands' kind: lazy if one is a Dask array. Each axis has its operand's chunks, cut
-        where blocks would be larger than Dask's ``array.chunk-size``; but what Dask computes has
-        Dask's.
+        where blocks would be larger than Dask's ``array.chunk-size`` and than the operands'; but
+        what Dask computes has Dask's.
 
     Raises
     ------

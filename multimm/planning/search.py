@@ -32,8 +32,9 @@ from multimm.planning.work.symmetric import FREE_PLACES
 SOME_K_TILES, K_TILES = (0.125, 0.5), (0.0625, 0.25, 1, 2, 4)
 FINER = ((1, 1), (1, 2), (2, 1), (2, 2))  # rows of blocks, and columns
 FINER_SYMMETRIC = tuple((finer, finer) for finer in (0.5, 1, 1.5, 2, 3, 4, 6, 8))
-#: Blocks as they are.
+#: Cuts into the operands' own chunks: as they are, and tiny ones joined.
 AS_THEY_COME = Cut(given=True, joined=False)
+GIVEN = (Cut(given=True), AS_THEY_COME)
 #: Only the best so many arrangements, cut as usual, are cut in other ways. Of regular blocks the
 #: fifth may be the best: of 65536 squares in chunks of 1000 on four CPU workers by 2 %.
 ARRANGEMENTS = 5
@@ -120,15 +121,9 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
     if problem.chunked:
         # They may be cut as an arrangement wants them that, cut as usual, is none of the best.
         for grid in arrangements:
-            for cut in given_cuts(cluster):
+            for cut in GIVEN:
                 cut_as(grid, cut)
     return refined(ranks, cluster, options)
-
-
-def given_cuts(cluster: ClusterSpec) -> tuple[Cut, ...]:
-    """Cuts into the operands' own chunks: tiny ones joined, and on CPUs as they are, too."""
-    joined = Cut(given=True)
-    return (joined, AS_THEY_COME) if cluster.slowest.kind == "cpu" else (joined,)
 
 
 def refined(

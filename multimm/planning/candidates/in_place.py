@@ -17,7 +17,7 @@ from multimm.planning.matrix import MatrixSpec
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
-from multimm.planning.search import Rank, given_cuts, rank_of, ranked, refined
+from multimm.planning.search import GIVEN, Rank, rank_of, ranked, refined
 from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.counts import Cut
 from multimm.planning.tiling.grid import Grid, ceil_div, parts_of
@@ -55,7 +55,7 @@ def parts_in_place(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Ran
         if len({*owners}) < p or not 1 < p <= cluster.workers or as_stored or 0 in a.chunks[-1]:
             continue
         own: dict[Schedule, Rank] = {}
-        for cut in dict.fromkeys((*PART_CUTS, *given_cuts(cluster))):
+        for cut in dict.fromkeys((*PART_CUTS, *GIVEN)):
             layout, held = lay_out(problem, cluster, Grid(1, 1, p), Options(), cut, owners)
             own[layout] = rank_of(layout, cluster, held)
         ranks |= refined(own, cluster, Options())
