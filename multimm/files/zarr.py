@@ -29,6 +29,7 @@ from multimm.files.identity import (
 from multimm.files.remote import file_system, is_remote, telling
 from multimm.files.storage_chunks import boxes, fill, of_zarr
 from multimm.files.stored import Location, StoredMatrix, Where, choose_dataset, package
+from multimm.files.zarr_chunks import WholeChunks
 
 METADATA = ("zarr.json", ".zarray", ".zgroup")
 #: Chunks that are asked for one by one, where nothing can be listed: 4 s at 32 in 30 ms.
@@ -267,7 +268,7 @@ def read(matrix: StoredMatrix, index: Where, threads: int = 1) -> Any:
         )
     _check_chunks(matrix, array, index)
     try:
-        block = _decoded(array, index, _at_a_time(matrix, threads))
+        block = _decoded(matrix, array, index, _at_a_time(matrix, threads))
     finally:
         _check_chunks(matrix, array, index)  # written to meanwhile
     check(matrix.sources)
@@ -280,13 +281,21 @@ def _at_a_time(matrix: StoredMatrix, threads: int) -> int:
     return max(1, min(threads, DECODED // max(1, each)))
 
 
-def _decoded(array: Any, index: Where, threads: int) -> Any:
+def _decoded(matrix: StoredMatrix, array: Any, index: Where, threads: int) -> Any:
     """A copy of one block, with few storage chunks in memory beside it."""
-    parts = list(boxes(index, array.chunks, array.dtype.itemsize))
-    if len(parts) == 1:
-        return np.asarray(array[index])
     block = np.empty([at.stop - at.start for at in index], array.dtype)
-    fill(block, index, parts, array.__getitem__, threads)
+    if not block.size:
+        return block
+    chunks = WholeChunks.of(matrix, _folder(matrix), array)
+    if chunks is not None:
+        parts = boxes(index, array.chunks, array.dtype.itemsize, most=0)  # of one chunk each
+        fill(block, index, list(parts), chunks.read, threads)
+        return block
+
+    def read(target: Any, part: Where) -> None:
+        target[...] = array[part]
+
+    fill(block, index, list(boxes(index, array.chunks, array.dtype.itemsize)), read, threads)
     return block
 
 
