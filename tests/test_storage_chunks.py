@@ -63,10 +63,14 @@ def planned(a: MatrixSpec, b: MatrixSpec, cluster: ClusterSpec) -> MatmulPlan:
     ("options", "chunk", "codec"),
     [
         ({"chunks": (100, 50), "compressors": None}, (100, 50), ""),
-        ({"chunks": (100, 50)}, (100, 50), "other"),
+        ({"chunks": (100, 50)}, (100, 50), "zstd"),
         ({"chunks": (100, 50), "shards": (200, 100)}, (100, 50), "other"),
         ({"chunks": (100, 50), "compressors": zarr.codecs.GzipCodec()}, (100, 50), "gzip"),
-        ({"chunks": (100, 50), "zarr_format": 2, "compressors": None, "order": "F"}, (100, 50), ""),
+        (
+            {"chunks": (100, 50), "zarr_format": 2, "compressors": None, "order": "F"},
+            (100, 50),
+            "by Zarr",
+        ),
     ],
 )
 def test_a_zarr_store_says_what_is_decoded_as_a_whole(tmp_path, options, chunk, codec):
@@ -74,7 +78,7 @@ def test_a_zarr_store_says_what_is_decoded_as_a_whole(tmp_path, options, chunk, 
     stored = storage_of(multimm.io.open_array(tmp_path / "x.zarr"))
     assert (stored.chunk, stored.codec) == (chunk, codec)
     decoded = min(X.nbytes * 1.1, 8e6)  # chunks at the edges are as large as others
-    assert stored.decoding <= (4 if codec else 1.1) * decoded
+    assert stored.decoding <= (4 if options.get("compressors", 1) else 1.1) * decoded
     assert stored.copied <= 1.1 * decoded
 
 
@@ -83,7 +87,7 @@ def test_a_zarr_store_says_what_is_decoded_as_a_whole(tmp_path, options, chunk, 
     [
         ({}, None),
         ({"chunks": (100, 50)}, None),
-        ({"chunks": (100, 50), "compression": "gzip"}, "gzip"),
+        ({"chunks": (100, 50), "compression": "gzip"}, "slow"),
         ({"chunks": (100, 50), "compression": "lzf", "shuffle": True}, "other"),
         ({"chunks": (100, 50), "fletcher32": True}, "other"),
     ],
@@ -208,7 +212,7 @@ def test_a_gpu_worker_decodes_in_less_time_than_one_thread():
 def test_plans_count_what_reading_holds_and_takes():
     plan = planned(tall(), MatrixSpec((1000, 1000)), cpus(2e9, 2, threads=2))
     assert plan.memory_terms["reading storage chunks"] >= 2 * 40e6
-    assert plan.time_terms["decoding"] >= 0.8e9 / (2 * 2 * reading.RATES[""])
+    assert plan.time_terms["decoding"] >= 0.8e9 / (2 * 2 * reading.RATES[""][0])
     slow = planned(tall(codec="gzip"), MatrixSpec((1000, 1000)), cpus(2e9, 2, threads=2))
     assert slow.time_terms["decoding"] > 2 * plan.time_terms["decoding"]
 

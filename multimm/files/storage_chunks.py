@@ -119,8 +119,8 @@ def name_of(codec: Any) -> str:
 
 def _speed(names: list[str]) -> str:
     if not names:
-        return ""
-    return "gzip" if SLOW & set(names) else "other"
+        return "by Zarr"
+    return "slow" if SLOW & set(names) else "other"
 
 
 def of_hdf5(dataset: Any) -> Storage | None:
@@ -139,7 +139,7 @@ def of_hdf5(dataset: Any) -> Storage | None:
         dataset.chunks,
         itemsize,
         min(one, _largest(dataset, one)) + 2 * one,
-        codec="gzip" if DEFLATE in filters else "other",
+        codec="slow" if DEFLATE in filters else "other",
     )
 
 

@@ -159,10 +159,11 @@ def _seen(matrix: StoredMatrix, node: Any) -> tuple[StoredMatrix, list[State]]:
     else:
         chunks = _walked(folder, node)
     every = [found for _, found in described] + list((chunks or {}).values())
-    if chunks is None:
-        return replace(matrix, sources=described, states=None, storage=of_zarr(node, None)), every
-    marks = {at: mark(found) for at, found in chunks.items()}
-    storage = of_zarr(node, largest_file(chunks.values()))
+    largest = None if chunks is None else largest_file(chunks.values())
+    marks = None if chunks is None else {at: mark(found) for at, found in chunks.items()}
+    storage = of_zarr(node, largest)
+    if (ours := WholeChunks.of(matrix, folder, node)) is not None:
+        storage = replace(storage, codec=ours.speed)
     return replace(matrix, sources=described, states=marks, storage=storage), every
 
 
