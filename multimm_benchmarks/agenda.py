@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,9 @@ def ask(
         raise OptionError(f"--repeats {repeats}: at least 1 is needed")
     if longest is not None and longest <= 0:
         raise OptionError(f"--longest {longest:g}: more than 0 seconds are needed")
-    usual = PRECISIONS if device == "gpu" else PRECISIONS[:1]  # all the same on a CPU
+    usual: tuple[str, ...] = PRECISIONS if device == "gpu" else PRECISIONS[:1]  # the same on a CPU
+    if quick:
+        usual = tuple(name for name in usual if name != "ieee")  # no peer promises that
     return Asked(
         device,
         counts or _default_counts(found if device == "gpu" else cores(), quick),
@@ -159,7 +161,8 @@ def agenda(asked: Asked) -> list[Item]:
     """Return all measurements, in their order: multimm first, then its peers, for each count.
 
     A quick sweep, which may not come to the last ones, has one system after the other in place of
-    one count after the other, and leaves out what nothing is compared with.
+    one count after the other, and of each one precision after the other; of peers small products
+    before large ones. It leaves out what nothing is compared with.
 
     Raises
     ------
@@ -170,15 +173,22 @@ def agenda(asked: Asked) -> list[Item]:
         raise OptionError(f"{missing}: multimm doctor says more; --workers 2 asks for CPU workers")
     names = ("multimm", *asked.peers)
     order = [(name, count) for count in asked.counts for name in names]
-    if asked.quick:
-        order.sort(key=lambda pair: names.index(pair[0]))
     found = [item for name, count in order for item in _items(asked, name, count)]
+    if asked.quick:
+        found.sort(key=lambda item: _soon(asked, names, item))
     ours = [item for item in found if item.system == "multimm"]
     if all(item.absent for item in ours):
         reasons = "; ".join(dict.fromkeys(f"{i.product.name} {i.absent}" for i in ours))
         reasons = reasons or f"{asked.device} workers have no case of {', '.join(asked.kinds)}"
         raise OptionError(f"nothing can be measured here: {reasons}")
     return found
+
+
+def _soon(asked: Asked, names: Sequence[str], item: Item) -> tuple[int, int, int]:
+    """The order of a quick sweep."""
+    ours = item.system == "multimm"
+    precision = asked.precisions.index(item.precision) if ours else 0
+    return names.index(item.system), precision, 0 if ours else item.product.flops
 
 
 def _items(asked: Asked, name: str, count: int) -> Iterator[Item]:

@@ -66,14 +66,24 @@ class Sweep:
             for item in self.left:
                 if item.absent:
                     self._add(item, "absent", item.absent)
-            for items in groups(item for item in self.left if not item.absent):
-                while items and self._limit.left:
-                    # A group that dies takes one case along, and not the others.
-                    items = self._group(items)
-                for item in items:
+            waiting = list(groups(item for item in self.left if not item.absent))
+            # Each has its turn, and who did not come to all of its cases another one.
+            waiting = [
+                self._turn(items, self._limit.before(len(waiting) - number))
+                for number, items in enumerate(waiting, 1)
+            ]
+            for items in waiting:
+                for item in self._turn(items, self._limit):
                     self._add(item, "absent", NOT_BEGUN)
 
-    def _group(self, items: list[Item]) -> list[Item]:
+    def _turn(self, items: list[Item], limit: Limit) -> list[Item]:
+        """Measure the cases of a system until they or its time are over; return those left."""
+        while items and limit.left:
+            # A group that dies takes one case along, and not the others.
+            items = self._group(items, limit)
+        return items
+
+    def _group(self, items: list[Item], limit: Limit) -> list[Item]:
         """Measure in one process group, and return what it did not come to."""
         first, waiting, opened, failed = items[0], list(items), False, False
         name, workers = first.group
@@ -81,7 +91,7 @@ class Sweep:
         log = self._logs / f"{name.replace(' ', '-')}-{workers}.log"
         self._begun = self._limit.passed
         try:
-            with Group(job(name, first.machine, work), log, _devices(first), self._limit) as group:
+            with Group(job(name, first.machine, work), log, _devices(first), limit) as group:
                 for message in group.messages():
                     opened = opened or "opened" in message
                     if ended := self._heard(items, message):

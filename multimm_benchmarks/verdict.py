@@ -14,12 +14,17 @@ from multimm_benchmarks.sweep_cases import STEADY_RATIO
 
 
 def table(records: Sequence[Record]) -> Table:
-    """One row a record."""
+    """One row a record, or one of a system that is absent from all cases for one reason."""
     columns = ("case", "system", "workers", "precision", "seconds", "TFLOP/s", "% of ideal",
                "error, u", "remark")  # fmt: skip
     folds = ("case", "remark")
     shown = Table(*(Column(name, no_wrap=name not in folds) for name in columns), box=SIMPLE_HEAD)
+    missing = _missing(records)
+    for name, reason in missing.items():
+        shown.add_row("all", name, *[""] * 6, f"absent: {reason}")
     for record in records:
+        if record["system"] in missing:
+            continue
         detail = record["detail"]
         measured: tuple[str, ...] = ("", "", "", "")
         if detail["status"] == "done":
@@ -33,6 +38,16 @@ def table(records: Sequence[Record]) -> Table:
             record["case"], record["system"], where, record["precision"], *measured, remark
         )
     return shown
+
+
+def _missing(records: Sequence[Record]) -> dict[str, str]:
+    """Why systems are absent that are so from all cases, for one reason."""
+    found: dict[str, set[str]] = {}
+    for record in records:
+        detail = record["detail"]
+        reason = detail["reason"] if detail["status"] == "absent" else ""
+        found.setdefault(record["system"], set()).add(reason)
+    return {name: why for name, (why, *more) in found.items() if why and not more}
 
 
 def efficiency(record: Record) -> float | None:

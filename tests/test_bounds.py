@@ -143,7 +143,7 @@ def test_empty_products_are_planned_on_gpus(precision):
 # ------------------------------------------------------- reading Zarr's chunks
 
 
-@pytest.mark.parametrize("shards", [None, (200, 100)])
+@pytest.mark.parametrize("shards", [(100, 50), (200, 100)])
 def test_blocks_are_read_few_storage_chunks_at_a_time(tmp_path, monkeypatch, shards):
     zarr = pytest.importorskip("zarr")
     from multimm.files import storage_chunks

@@ -70,7 +70,7 @@ ALLOWED: dict[str, set[str]] = {
 FOLDERS: dict[str, set[str]] = {
     "cluster.inspect": {"planning", "gpu"},
     "cluster.calibration": {"cluster.inspect", "planning", "graph", "gpu"},
-    "cluster.plugins": {"cluster.inspect", "graph"},
+    "cluster.plugins": {"cluster.inspect", "graph", "gpu"},
     "files.output": set(),
     "graph.tasks": {"blocks", "failures", "shapes", "planning", "gpu"},
     "graph.lowering": {"graph.tasks", "shapes", "planning", "gpu"},

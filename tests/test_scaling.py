@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from multimm_benchmarks.limit import Limit
 from multimm_benchmarks.peers import SYSTEMS
 from multimm_benchmarks.peers.base import Machine
 from multimm_benchmarks.sweep_cases import KINDS, Product
+from multimm_benchmarks.sweep_records import record_of
 
 GB = 10**9
 CPU = Machine("cpu", 2, 8 * GB, 8 * GB, 60.0)
@@ -266,7 +269,7 @@ def test_a_quick_sweep_ends_when_its_time_is_up(monkeypatch, tmp_path):
     limit = Limit(10.0, clock)
     found, path, script, _ = swept(monkeypatch, tmp_path, items, said, limit=limit)
     assert len(script.jobs) == 1  # and no second group
-    assert script.limit is limit
+    assert script.limit.left == 0
     absent = {(r["case"], r["system"]): r["detail"]["reason"] for r in records.load(path)
               if r["detail"]["status"] == "absent"}  # fmt: skip
     assert absent == {("two", "multimm"): f"broken off: {LATE}", ("x", "multimm"): "no",
@@ -278,6 +281,61 @@ def test_a_quick_sweep_ends_when_its_time_is_up(monkeypatch, tmp_path):
         f"{LATE}; cases not measured: 2 of 3 of multimm, 1 of 1 of numpy",
     ]
     assert not (tmp_path / unfinished.NAME).exists()
+
+
+def test_in_a_quick_sweep_each_system_has_its_turn_and_then_another(monkeypatch, tmp_path):
+    clock = Clock()
+    items = [item("one"), item("two"), item("three"), item("one", "numpy"), item("one", "cupy")]
+    first = [OPENED, done(0), clock.at(40.0 - 2 * 12.0), OutOfTimeError()]  # two have 12 s each
+    numpy = [OPENED, clock.at(17.0), done(0)]
+    cupy = [OPENED, clock.at(18.0), done(0)]
+    again = [OPENED, clock.at(30.0), done(0)]
+    limit = Limit(40.0, clock)
+    found, _, script, _ = swept(
+        monkeypatch, tmp_path, items, first, numpy, cupy, again, limit=limit
+    )
+    ran = [(job["system"], [work[0]["name"] for work in job["work"]]) for job, _ in script.jobs]
+    assert ran == [("multimm", ["one", "two", "three"]), ("numpy", ["one"]), ("cupy", ["one"]),
+                   ("multimm", ["three"])]  # fmt: skip
+    status = {(r["case"], r["system"]): r["detail"]["reason"] for r in found}
+    assert {case: reason for case, reason in status.items() if reason} == {
+        ("two", "multimm"): f"broken off: {LATE}"
+    }
+    assert len(status) == 5
+
+
+@pytest.mark.parametrize(("passed", "others", "left"), [
+    (0.0, 6, 38.0), (0.0, 0, 110.0), (50.0, 5, 10.0), (110.0, 2, 0.0),
+])  # fmt: skip
+def test_what_the_others_of_a_quick_sweep_are_left(passed, others, left):
+    clock = Clock()
+    limit = Limit(110.0, clock)
+    clock.now = passed
+    assert limit.before(others).left == pytest.approx(left)
+    assert Limit().before(others).left == math.inf
+
+
+def test_a_quick_sweep_has_small_products_of_peers_first_and_one_precision_after_the_other():
+    asked = replace(ask(workers="2", quick=True), precisions=("float32", "tf32"))
+    found = [item for item in agenda.agenda(asked) if not item.absent]
+    ours = [item.precision for item in found if item.system == "multimm"]
+    assert ours == sorted(ours)
+    flops = [item.product.flops for item in found if item.system == "dask.array"]
+    assert flops == sorted(flops)
+    systems = [item.system for item in found]
+    assert systems == sorted(systems, key=list(SYSTEMS).index)
+
+
+def test_a_system_that_is_absent_for_one_reason_has_one_row():
+    items = [item("one"), item("one", "cupy", "not here"), item("two", "cupy", "not here"),
+             item("one", "numpy", "why"), item("two", "numpy", "why not")]  # fmt: skip
+    found = [record_of(one, "absent" if one.absent else "failed", one.absent, None)
+             for one in items]  # fmt: skip
+    rows = [*zip(*(column.cells for column in verdict.table(found).columns), strict=True)]
+    assert [(row[0], row[1], row[-1]) for row in rows] == [
+        ("all", "cupy", "absent: not here"), ("one", "multimm", "failed: "),
+        ("one", "numpy", "absent: why"), ("two", "numpy", "absent: why not"),
+    ]  # fmt: skip
 
 
 # The command

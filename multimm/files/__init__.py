@@ -35,7 +35,7 @@ class Format(NamedTuple):
     read: Callable[[StoredMatrix, Where, int], Any]
     #: Lays a matrix out in the empty file or folder at its path, and says how.
     create: Callable[..., StoredMatrix]
-    write: Callable[[StoredMatrix, Where, Any], None]
+    write: Callable[[StoredMatrix, Where, Any, int], None]
     #: Has what this machine wrote of a block on the disk.
     sync: Callable[[StoredMatrix, Where], None]
     #: Blocks are written as storage chunks of one size, in a folder.

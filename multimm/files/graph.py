@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from multimm.files.identity import check
 from multimm.files.stored import StoredMatrix, Where, reason
 from multimm.gpu.arrays import to_numpy
 from multimm.gpu.transfer.pinned_copy import threads_beside_a_gpu, to_device
+from multimm.gpu.worker import by_dask_cuda
 from multimm.graph.block_task import check_shape
 from multimm.graph.layers import TaskLayer
 from multimm.graph.tasks.dtype_check import as_declared
@@ -42,15 +44,23 @@ WRITTEN = "what is written"
 @named
 def read_block(matrix: StoredMatrix, index: Where, gpu: bool = False) -> Any:
     """One block of a stored matrix, as a NumPy (or CuPy) array of its own."""
-    threads = threads_beside_a_gpu(READERS) if gpu else 1  # CPU workers are as many as cores
     try:
-        block = FORMATS[matrix.place.suffix].read(matrix, index, threads)
+        block = FORMATS[matrix.place.suffix].read(matrix, index, _threads(gpu))
     except (FileFormatError, MemoryError):
         raise
     except Exception as error:  # parsers raise anything
         raise _unreadable(matrix, error) from error
     block = _native(np.asarray(block, dtype=matrix.dtype))
     return to_device(block) if gpu else block
+
+
+def _threads(gpu: bool) -> int:
+    """How many a task may use: CPU workers are as many as cores, which wait for a GPU's worker."""
+    from distributed import get_worker
+
+    with suppress(ValueError):  # no worker of distributed's
+        gpu = gpu or by_dask_cuda(get_worker())
+    return threads_beside_a_gpu(READERS) if gpu else 1
 
 
 def _unreadable(matrix: StoredMatrix, error: Exception) -> FileFormatError:
@@ -93,7 +103,7 @@ def write_block(
     check_shape(block, tuple(at.stop - at.start for at in index), of=WRITTEN)
     form = FORMATS[matrix.place.suffix]
     try:
-        form.write(matrix, index, block)
+        form.write(matrix, index, block, _threads(gpu=False))
         if writer is not None and writer.machine != raw.machine(matrix.path):
             form.sync(matrix, index)
     except OSError as error:

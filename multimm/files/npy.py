@@ -122,7 +122,7 @@ def read(matrix: StoredMatrix, index: Where, threads: int = 1) -> Any:
             order="F" if matrix.fortran else "C",
         )
         parts = list(boxes(index, _row(matrix), matrix.dtype.itemsize))
-        fill(block, index, parts, lambda part: view(matrix, part, file), threads)
+        fill(block, index, parts, lambda to, part: np.copyto(to, view(matrix, part, file)), threads)
         for path, before in matrix.sources:  # written to meanwhile
             same(path, before, _source(path, file).state)
     return block

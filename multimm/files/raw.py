@@ -17,7 +17,7 @@ import numpy as np
 from multimm.files.stored import StoredMatrix, Where
 
 
-def write(matrix: StoredMatrix, index: Where, block: Any) -> None:
+def write(matrix: StoredMatrix, index: Where, block: Any, _: int = 1) -> None:
     """Set one block of a matrix in C order, through a map of the rows that it lies in."""
     start, stop, _ = index[0].indices(matrix.shape[0])
     window = (stop - start, *matrix.shape[1:])

@@ -61,19 +61,24 @@ def boxes(where: Where, unit: Sequence[int], itemsize: int, most: int = AT_ONCE)
 
 
 def fill(
-    block: Any, where: Where, parts: Sequence[Where], read: Callable[[Where], Any], threads: int
+    block: Any,
+    where: Where,
+    parts: Sequence[Where],
+    read: Callable[[Any, Where], None],
+    threads: int,
 ) -> None:
     """Read the boxes of a rectangle into the block of it, so many at a time."""
+    at_a_time(lambda part: read(block[within(part, where)], part), parts, threads)
 
-    def one(part: Where) -> None:
-        block[within(part, where)] = read(part)
 
+def at_a_time(do: Callable[[Where], None], parts: Sequence[Where], threads: int) -> None:
+    """Do it with each of some boxes, so many at a time."""
     if min(threads, len(parts)) < 2:
         for part in parts:
-            one(part)
+            do(part)
         return
     with ThreadPoolExecutor(min(threads, len(parts))) as pool:
-        for _ in pool.map(one, parts):
+        for _ in pool.map(do, parts):
             pass
 
 
@@ -94,7 +99,7 @@ def of_zarr(array: Any, stored: int | None) -> Storage:
     at_once = max(1, min(count, AT_ONCE // max(1, one)))  # see `boxes`
     decoded = at_once * one
     encoded = decoded if stored is None else min(decoded, at_once * stored)
-    names = [_name(codec) for codec in (*(array.filters or ()), *(array.compressors or ()))]
+    names = [name_of(codec) for codec in (*(array.filters or ()), *(array.compressors or ()))]
     names = [name for name in names if name not in FREE]
     held = encoded if names else decoded
     # Zarr's threads let go of a chunk when they run again: the next one is read meanwhile.
@@ -106,7 +111,7 @@ def of_zarr(array: Any, stored: int | None) -> Storage:
     return Storage(chunk, itemsize, held, decoded, left, _speed(names))
 
 
-def _name(codec: Any) -> str:
+def name_of(codec: Any) -> str:
     """A codec as Zarr's specification calls it: of version 2 by its id, of 3 by its class."""
     found = getattr(codec, "codec_id", None) or type(codec).__name__.removesuffix("Codec")
     return str(found).lower().removeprefix("numcodecs.")
@@ -114,8 +119,8 @@ def _name(codec: Any) -> str:
 
 def _speed(names: list[str]) -> str:
     if not names:
-        return ""
-    return "gzip" if SLOW & set(names) else "other"
+        return "by Zarr"
+    return "slow" if SLOW & set(names) else "other"
 
 
 def of_hdf5(dataset: Any) -> Storage | None:
@@ -134,7 +139,7 @@ def of_hdf5(dataset: Any) -> Storage | None:
         dataset.chunks,
         itemsize,
         min(one, _largest(dataset, one)) + 2 * one,
-        codec="gzip" if DEFLATE in filters else "other",
+        codec="slow" if DEFLATE in filters else "other",
     )
 
 

@@ -29,6 +29,7 @@ from multimm.files.identity import (
 from multimm.files.remote import file_system, is_remote, telling
 from multimm.files.storage_chunks import boxes, fill, of_zarr
 from multimm.files.stored import Location, StoredMatrix, Where, choose_dataset, package
+from multimm.files.zarr_chunks import WholeChunks
 
 METADATA = ("zarr.json", ".zarray", ".zgroup")
 #: Chunks that are asked for one by one, where nothing can be listed: 4 s at 32 in 30 ms.
@@ -158,10 +159,11 @@ def _seen(matrix: StoredMatrix, node: Any) -> tuple[StoredMatrix, list[State]]:
     else:
         chunks = _walked(folder, node)
     every = [found for _, found in described] + list((chunks or {}).values())
-    if chunks is None:
-        return replace(matrix, sources=described, states=None, storage=of_zarr(node, None)), every
-    marks = {at: mark(found) for at, found in chunks.items()}
-    storage = of_zarr(node, largest_file(chunks.values()))
+    largest = None if chunks is None else largest_file(chunks.values())
+    marks = None if chunks is None else {at: mark(found) for at, found in chunks.items()}
+    storage = of_zarr(node, largest)
+    if (ours := WholeChunks.of(matrix, folder, node)) is not None:
+        storage = replace(storage, codec=ours.speed)
     return replace(matrix, sources=described, states=marks, storage=storage), every
 
 
@@ -267,7 +269,7 @@ def read(matrix: StoredMatrix, index: Where, threads: int = 1) -> Any:
         )
     _check_chunks(matrix, array, index)
     try:
-        block = _decoded(array, index, _at_a_time(matrix, threads))
+        block = _decoded(matrix, array, index, _at_a_time(matrix, threads))
     finally:
         _check_chunks(matrix, array, index)  # written to meanwhile
     check(matrix.sources)
@@ -280,13 +282,21 @@ def _at_a_time(matrix: StoredMatrix, threads: int) -> int:
     return max(1, min(threads, DECODED // max(1, each)))
 
 
-def _decoded(array: Any, index: Where, threads: int) -> Any:
+def _decoded(matrix: StoredMatrix, array: Any, index: Where, threads: int) -> Any:
     """A copy of one block, with few storage chunks in memory beside it."""
-    parts = list(boxes(index, array.chunks, array.dtype.itemsize))
-    if len(parts) == 1:
-        return np.asarray(array[index])
     block = np.empty([at.stop - at.start for at in index], array.dtype)
-    fill(block, index, parts, array.__getitem__, threads)
+    if not block.size:
+        return block
+    chunks = WholeChunks.of(matrix, _folder(matrix), array)
+    if chunks is not None:
+        parts = boxes(index, array.chunks, array.dtype.itemsize, most=0)  # of one chunk each
+        fill(block, index, list(parts), chunks.read, threads)
+        return block
+
+    def read(target: Any, part: Where) -> None:
+        target[...] = array[part]
+
+    fill(block, index, list(boxes(index, array.chunks, array.dtype.itemsize)), read, threads)
     return block
 
 

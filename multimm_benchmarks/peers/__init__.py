@@ -10,15 +10,16 @@ from importlib import import_module
 
 from multimm_benchmarks.peers.base import System
 
-#: System -> the module and the class in it, in the order in which they are measured: what a quick
-#: sweep may not come to is last. "multimm" is what the others are compared with.
+#: System -> the module and the class in it, in the order in which they are measured: those that
+#: start soon before others, which a quick sweep leaves their time. "multimm" is what the others are
+#: compared with.
 SYSTEMS = {
     "multimm": ("ours", "Multimm"),
+    "cupy": ("cupy_matmul", "Cupy"),
+    "cublasxt": ("cublasxt", "CublasXt"),
     "dask.array": ("dask_array", "DaskArray"),
     "jax highest": ("jax_sharded", "JaxHighest"),
-    "cupy": ("cupy_matmul", "Cupy"),
     "jax default": ("jax_sharded", "JaxDefault"),
-    "cublasxt": ("cublasxt", "CublasXt"),
     "numpy": ("numpy_matmul", "NumpyMatmul"),
 }
 PEERS = tuple(name for name in SYSTEMS if name != "multimm")

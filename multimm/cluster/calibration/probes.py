@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from multimm.cluster.inspect.workers import by_dask_cuda
 from multimm.errors import ClusterError
 from multimm.gpu.kernel_selection import Precision
+from multimm.gpu.worker import by_dask_cuda
 
 if TYPE_CHECKING:
     from distributed import Worker

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimm.cluster.inspect.devices import cpu_name, current_gpu
+from multimm.gpu.worker import by_dask_cuda
 from multimm.planning.devices import DeviceSpec
 
 if TYPE_CHECKING:
@@ -71,11 +72,3 @@ def answer(dask_worker: Worker) -> Answer:
     spills = type(dask_worker.data).__module__.partition(".")[0] == "dask_cuda"
     gpu = current_gpu(spills=spills) if by_dask_cuda(dask_worker) else None
     return Answer(gpu, cores, memory_limit(), cpu_name())
-
-
-def by_dask_cuda(worker: Worker) -> bool:
-    """Whether dask-cuda gave a worker its GPU."""
-    # Both LocalCUDACluster and `dask cuda worker` add dask_cuda's plugins to their workers.
-    # That a GPU is visible, or that the worker reports one, is true of CPU workers as well.
-    plugins = worker.plugins.values()
-    return any(type(plugin).__module__.partition(".")[0] == "dask_cuda" for plugin in plugins)

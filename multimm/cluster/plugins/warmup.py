@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 
 from distributed import Worker, WorkerPlugin
 
-from multimm.cluster.inspect.workers import by_dask_cuda
 from multimm.cluster.plugins.peer_memory import PeerMemory
+from multimm.gpu.worker import by_dask_cuda
 
 if TYPE_CHECKING:
     from distributed import Client

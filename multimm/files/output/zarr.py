@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from multimm.errors import FileFormatError
 from multimm.files.raw import sync_one
+from multimm.files.storage_chunks import at_a_time, boxes, within
 from multimm.files.stored import StoredMatrix, Where, few, package
 from multimm.files.zarr import METADATA, touched
 
@@ -182,9 +183,14 @@ def _array(matrix: StoredMatrix) -> Any:
     return package("zarr").open_array(matrix.path, path=matrix.dataset or "", mode="r+")
 
 
-def write(matrix: StoredMatrix, index: Where, block: Any) -> None:
-    """Set one block."""
-    _array(matrix)[index] = block
+def write(matrix: StoredMatrix, index: Where, block: Any, threads: int = 1) -> None:
+    """Set one block, so many storage chunks at a time."""
+    array = _array(matrix)
+
+    def one(part: Where) -> None:
+        array[part] = block[within(part, index)]
+
+    at_a_time(one, list(boxes(index, array.chunks, array.dtype.itemsize)), threads)
 
 
 def sync(matrix: StoredMatrix, index: Where) -> None:

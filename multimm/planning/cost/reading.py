@@ -8,12 +8,20 @@ from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import Storage
 from multimm.planning.schedule import Schedule
 
-#: Decoded bytes per second of one thread, by codec; files in the page cache, one core of an x86
-#: server. Uncompressed chunks of 80 MB 1.1e9 (Zarr); zstd 0.22e9 to 0.38e9, Blosc 0.42e9 to 0.57e9,
-#: gzip 0.13e9 (Zarr) and 0.15e9 (HDF5), LZF 0.21e9.
-RATES = {"": 1.0e9, "gzip": 0.14e9, "other": 0.3e9}
-#: Seconds for each chunk, however small: 0.3 to 1 ms of 50 kB (Zarr and HDF5, the same core).
-CHUNK_S = 4e-4
+#: Decoded bytes per second of one thread, and seconds for each chunk, however small; by codec, with
+#: files in the page cache, of one core of an x86 server. Local Zarr arrays by `files.zarr_chunks`,
+#: in chunks of 4 MB: uncompressed 2.1e9 to 4.8e9, Blosc 0.9e9 to 1.9e9, zstd 0.66e9 to 0.98e9; 0.04
+#: to 0.08 ms for one of 40 kB. Others by Zarr (uncompressed 1.1e9, zstd 0.22e9 to 0.38e9) and HDF5
+#: (LZF 0.21e9), 0.3 to 1 ms for one of 50 kB; gzip 0.13e9 to 0.2e9 by all.
+RATES = {
+    "": (2.5e9, 3e-5),
+    "blosc": (1.0e9, 3e-5),
+    "zstd": (0.8e9, 3e-5),
+    "gzip": (0.15e9, 3e-5),
+    "by Zarr": (1.0e9, 4e-4),
+    "slow": (0.14e9, 4e-4),
+    "other": (0.3e9, 4e-4),
+}
 #: Threads that a task of a GPU worker reads with, if its host has the cores.
 READERS = 8
 
@@ -40,10 +48,11 @@ def seconds(layout: Schedule, cluster: ClusterSpec) -> float:
     """Seconds of a worker that decodes its share of chunks, for each block and row panel again."""
     workers = min(cluster.workers, layout.grid.workers)  # a lone task may run on any worker
     threads = cluster.threads * (READERS if cluster.slowest.kind == "gpu" else 1)
-    return sum(
-        decodes(layout, role) * (x.chunk_bytes / RATES[x.codec] + CHUNK_S)
-        for role, x in read_in_chunks(layout).items()
-    ) / (workers * threads)
+    total = 0.0
+    for role, storage in read_in_chunks(layout).items():
+        rate, each = RATES[storage.codec]
+        total += decodes(layout, role) * (storage.chunk_bytes / rate + each)
+    return total / (workers * threads)
 
 
 def decodes(layout: Schedule, role: str) -> float:
