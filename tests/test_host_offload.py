@@ -30,9 +30,9 @@ from multimm.graph.block_task import BlockTask
 from multimm.graph.label import Kind
 from multimm.graph.lowering.host_downloads import below_download
 from multimm.graph.lowering.rechunk import upload_sub_blocks
-from multimm.graph.lowering.sub_blocks import SubBlocks
 from multimm.graph.tasks import host_offload
 from multimm.graph.tasks.host_offload import _beside_other_tasks, on_device, upload
+from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.io import open_array
 from multimm.planning.cost import host_transfers
 from multimm.planning.spec import H200

@@ -43,13 +43,14 @@ def calls(monkeypatch):
         task = getattr(warmup, name)
 
         def run(*blocks, **options):
-            step = options.get("step")
-            seen.append((name, len(blocks), step.precision if step else ""))
+            step, verb = options.get("step"), options.get("verb")
+            called = verb.__name__ if verb else name
+            seen.append((called, len(blocks), step.precision if step else ""))
             return task(*blocks, **options)
 
         monkeypatch.setattr(warmup, name, run)
 
-    for name in ("multiply", "multiply_diagonal", "pack", "add", "transpose", "join"):
+    for name in ("multiply", "pack", "add", "transpose", "join"):
         recorded(name)
     for name in ("upload", "download"):  # whose GPU a process remembers
         monkeypatch.setattr(warmup, name, lambda block, name=name: seen.append((name, 1, "")))
@@ -63,10 +64,10 @@ def test_every_kind_of_task_runs_in_every_precision(calls):
         assert ("multiply", 3, precision) in calls
         assert (("pack", 1, precision) in calls) == (precision != "ieee")
         # Of a block as it is, of a tall one, and of a packed one.
-        halves = calls.count(("multiply_diagonal", 2, precision))
+        halves = calls.count(("link_diagonal", 2, precision))
         assert halves == (2 if precision == "ieee" else 3)
-        assert calls.count(("multiply_diagonal", 1, precision)) == 1
-    kinds = {"multiply", "multiply_diagonal", "pack", "add", "transpose", "join"}
+        assert calls.count(("link_diagonal", 1, precision)) == 1
+    kinds = {"multiply", "link_diagonal", "pack", "add", "transpose", "join"}
     assert {name for name, *_ in calls} == kinds
     assert {parts for name, parts, _ in calls if name == "add"} == set(CAPACITIES)
     del calls[:]

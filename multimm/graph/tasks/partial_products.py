@@ -16,9 +16,9 @@ from typing import NamedTuple
 from multimm.gpu.elementwise.batched_copy import Move
 from multimm.gpu.library_gemm import module_of
 from multimm.graph.block_task import Block, check_shape
-from multimm.graph.lowering.sub_blocks import SubBlocks, copied
 from multimm.graph.tasks.dtype_check import DType, as_declared
 from multimm.graph.tasks.multiply import Step, finished, link, stream_for, summed
+from multimm.graph.tasks.sub_blocks import SubBlocks, copied
 from multimm.planning.tiling.grid import Blocks
 from multimm.planning.tiling.rechunk import Where
 from multimm.planning.work.owner_computes import Run
