@@ -15,8 +15,8 @@ from multimm.errors import KernelError
 from multimm.gpu import precompile
 from multimm.gpu.arch import IF_REFUSED, LOWER, limits_for
 from multimm.gpu.elementwise.reduce import CAPACITIES
-from multimm.gpu.emulated.configs import choose_split
-from multimm.gpu.simt.configs import INSTEAD, Device, choose
+from multimm.gpu.emulated.configs import choose_split, slices_of
+from multimm.gpu.simt.configs import INSTEAD, Device, choose, slices_of_k
 from multimm.gpu.simt.load_paths import alike, load_paths
 from multimm.gpu.strides import GemmSizes, Stack
 from multimm.graph import warmup
@@ -100,7 +100,8 @@ def stacks(draw):
 )
 def test_what_stands_in_for_packed_operands_is_compiled_whatever_they_are(pair, trans, shape):
     loads = alike(load_paths(trans, pair, ()))
-    config, _ = choose(GemmSizes(*shape), Device(limits_for(90), 132), INSTEAD)
+    sizes, device = GemmSizes(*shape), Device(limits_for(90), 132)
+    config = choose(sizes, device, slices_of_k(sizes, device), INSTEAD)
     defines = {**config.defines(), **loads, **dict(IF_REFUSED)}
     assert defines in [dict(job.defines) for job in precompile.wanted(90)]
 
@@ -109,7 +110,9 @@ def test_what_stands_in_for_packed_operands_is_compiled_whatever_they_are(pair, 
 @pytest.mark.parametrize("products", [1, 3])
 @given(st.integers(1, 40000), st.integers(1, 40000), st.integers(1, 10**6))
 def test_every_kernel_of_packed_operands_is_compiled(lower, products, m, n, k):
-    config, _ = choose_split(m, m if lower else n, k, products, Device(limits_for(90), 132), lower)
+    n, device = m if lower else n, Device(limits_for(90), 132)
+    cut = slices_of(m, n, k, products, device, lower)
+    config = choose_split(m, n, cut, products, device, lower)
     defines = {**config.defines(), **dict(LOWER * lower)}
     assert defines in [dict(job.defines) for job in precompile.wanted(90) if job.specific]
 

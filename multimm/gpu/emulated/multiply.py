@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from multimm.errors import KernelError
-from multimm.gpu.arch import IF_BROAD, LOWER, UNLESS_REFUSED
+from multimm.gpu.arch import IF_BROAD, LOWER, UNLESS_REFUSED, Device
 from multimm.gpu.emulated.configs import (
     PRODUCTS,
     SLAB,
@@ -124,13 +124,14 @@ def prepared(problem: Problem, products: int, config: object = None) -> Run:
         for it.
     """
     (_, m, n, k), lower = problem.shape, problem.lower
-    chosen, device = _config(problem, products, config), device_of(problem.device)
+    device = device_of(problem.device)
+    slices, length = cut = slices_of(m, n, k, products, device, lower)
+    chosen = _config(problem, cut, products, device, config)
     kernel = kernel_for(
         problem.device, f"{chosen.entry}.cu", chosen.entry,
         (*chosen.defines().items(), *LOWER * lower),
         shared_bytes=chosen.shared_bytes, specific=chosen.specific,
     )  # fmt: skip
-    slices, length = slices_of(m, n, k, chosen.products, device, lower)
     length *= chosen.tiles_of_slab
     tiles, sizes = chosen.tiles(m, n, lower), (m, n, -(-k // SLAB) * chosen.tiles_of_slab)
     logger.debug("k=%d %s: %d tiles, %d slices of %d slabs", k, chosen, tiles, slices, length)
@@ -158,11 +159,12 @@ def prepared(problem: Problem, products: int, config: object = None) -> Run:
     return summed(of_slices, lambda: run, problem, 4, slices, guard)
 
 
-def _config(problem: Problem, products: int, config: object) -> SplitConfig:
+def _config(
+    problem: Problem, cut: tuple[int, int], products: int, device: Device, config: object
+) -> SplitConfig:
     """What was asked for, if it fits the operands and the GPU, or what should be fastest."""
-    device = device_of(problem.device)
     if config is None:
-        config, _ = choose_split(*problem.shape[1:], products, device, problem.lower)
+        config = choose_split(*problem.shape[1:3], cut, products, device, problem.lower)
     elif isinstance(config, str):
         config = entry_named(SPLIT_REGISTRY, config).config
     if not isinstance(config, SplitConfig):
