@@ -30,7 +30,7 @@ from multimm.gpu.simt import gemm as simt_gemm
 from multimm.gpu.simt.configs import TileConfig
 from multimm.gpu.strides import GemmSizes
 from multimm.gpu.subproducts import along_k, of_a_stack
-from multimm.gpu.validate import check_beta, check_product
+from multimm.gpu.validate import check_product
 
 Array = Any
 Operand = Any  #: a cupy.ndarray or a PackedBlock
@@ -95,9 +95,8 @@ def gemm(
         An unknown configuration, a GPU that is too old, or an operand that would be copied while
         the stream is captured.
     """
+    check_precision(precision)
     if isinstance(a, PackedBlock) or isinstance(b, PackedBlock):
-        check_precision(precision)
-        check_beta(beta, c)
         options = {"alpha": alpha, "beta": beta, "c": c, "partial": partial, "out": out,
                    "lower": lower, "config": config}  # fmt: skip
         return _of_packed(a, b, trans_a, trans_b, options)
@@ -106,7 +105,6 @@ def gemm(
     )
     if config is None and (done := launch_cache.again(*known)) is not None:
         return done
-    check_precision(precision)
     problem = check_product(a, b, c, partial, out, (trans_a, trans_b), alpha, beta, lower)
     choice = choose_kernel(
         problem.sizes, "ieee" if config is not None else precision, device_of(problem.device),

@@ -32,7 +32,7 @@ from multimm.gpu.runtime.launch import device_of, kernel_for
 from multimm.gpu.runtime.launch_cache import Run
 from multimm.gpu.simt.configs import entry_named
 from multimm.gpu.simt.split_k import can_be_added, slice_step, summed
-from multimm.gpu.validate import check_epilogue
+from multimm.gpu.validate import check_product
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +71,7 @@ def _decided(
     beta: float, lower: bool, config: object, known: tuple[Any, ...],
 ) -> Array:  # fmt: skip
     """The product of what the tiles carry; what was decided is kept for the next of the kind."""
-    sizes = a.rows, b.rows, a.k
-    problem = check_epilogue(c, partial, out, sizes, alpha, beta, lower, a.device_id)
+    problem = check_product(a, b, c, partial, out, (False, False), alpha, beta, lower)
     import cupy
 
     with cupy.cuda.Device(problem.device):
