@@ -16,79 +16,21 @@ import numpy as np
 from multimm.errors import KernelError
 from multimm.gpu.arch import IF_BROAD, LOWER, UNLESS_REFUSED, Device
 from multimm.gpu.emulated.configs import (
-    PRODUCTS,
     SLAB,
     SPLIT_REGISTRY,
     SplitConfig,
     choose_split,
     slices_of,
 )
-from multimm.gpu.emulated.outliers import add_residuals
-from multimm.gpu.emulated.packed import PackedBlock
-from multimm.gpu.kernel_selection import Choice, note
 from multimm.gpu.problem import Problem
-from multimm.gpu.runtime import launch_cache
 from multimm.gpu.runtime.launch import device_of, kernel_for
 from multimm.gpu.runtime.launch_cache import Run
 from multimm.gpu.simt.configs import entry_named
 from multimm.gpu.simt.split_k import can_be_added, slice_step, summed
-from multimm.gpu.validate import check_product
 
 logger = logging.getLogger(__name__)
 
-Array = Any
-
 _PLAIN = np.float32(1), np.float32(0)  # alpha and beta
-
-
-def gemm(
-    a: PackedBlock, b: PackedBlock, choice: Choice, *, alpha: float, beta: float, c: Array,
-    partial: Array, out: Array, lower: bool, config: object,
-) -> Array:  # fmt: skip
-    """D = alpha * (A @ B + P) + beta * C of packed operands that fit together.
-
-    Parameters
-    ----------
-    a, b : PackedBlock
-        With tiles, and not empty.
-    choice : Choice
-        For `last_choice`.
-    alpha, beta, c, partial, out, lower, config
-        As for `multimm.gpu.gemm`; there is a C unless beta is 0.
-    """
-    tiles = (a.tiles, a.exponents, b.tiles, b.exponents)
-    known = ("packed", (*tiles, c, partial), out, a.rows, b.rows, a.k, alpha, beta, lower)
-    result = launch_cache.again(*known) if config is None else None
-    if result is None:
-        result = _decided(a, b, c, partial, out, alpha, beta, lower, config, known)
-    add_residuals(result, a, b, alpha=alpha)
-    note(choice)
-    return result
-
-
-def _decided(
-    a: PackedBlock, b: PackedBlock, c: Array, partial: Array, out: Array, alpha: float,
-    beta: float, lower: bool, config: object, known: tuple[Any, ...],
-) -> Array:  # fmt: skip
-    """The product of what the tiles carry; what was decided is kept for the next of the kind."""
-    problem = check_product(a, b, c, partial, out, (False, False), alpha, beta, lower)
-    import cupy
-
-    with cupy.cuda.Device(problem.device):
-        problem = problem.with_result()
-        found = problem.addressable()
-        launch, turned = prepared(found, PRODUCTS[a.scheme], config), problem.turned
-
-        def run(pointers: Sequence[int]) -> None:  # kept: it must refer to no operand
-            ta, ea, tb, eb, *others = pointers
-            launch((*((tb, eb, ta, ea) if turned else (ta, ea, tb, eb)), *others, 0))
-
-        # The copies stay referenced until everything that reads them is in the stream.
-        run([*(x.data.ptr for x in known[1][:4]), *found.pointers[2:]])
-        *_, result = problem.arrays
-        if config is None and found.stands_for(problem):
-            launch_cache.keep(*known, result=result, run=run)
-    return result if out is None else out
 
 
 def prepared(problem: Problem, products: int, config: object = None) -> Run:
