@@ -261,5 +261,4 @@ def _of_tiles(
             made = _at_once(problem, choice, config, known, tiles)
     made = made if out is None else out
     add_residuals(made, a, b, alpha=alpha)
-    note(choice)
     return made

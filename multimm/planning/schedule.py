@@ -10,7 +10,7 @@ so that only a few k-tiles of A and B are alive at a time.
 
 Who computes which block is said by a work map (`multimm.planning.work`), and how operands come
 there by `multimm.planning.distribution`, or, where one is multiplied chunk by chunk where it lies,
-by `multimm.planning.in_place`.
+by `multimm.planning.owner_computes`, which says both.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from math import prod
 from typing import NamedTuple
 
 from multimm.planning.distribution import Distribution
-from multimm.planning.in_place import InPlace
 from multimm.planning.matrix import MatrixSpec
+from multimm.planning.owner_computes import OwnerComputes
 from multimm.planning.problem import Problem
 from multimm.planning.tiling.grid import (
     Blocks,
@@ -43,7 +43,7 @@ from multimm.planning.tiling.grid import (
 from multimm.planning.tiling.result_chunks import Chunk, chunks_of, counted, within
 from multimm.planning.tiling.stacks import Share, shares
 from multimm.planning.work.cyclic import Cyclic, cyclic
-from multimm.planning.work.owner_computes import OwnerComputes, PartialProducts
+from multimm.planning.work.partial_products import PartialProducts
 from multimm.planning.work.symmetric import Symmetric, symmetric
 
 #: K-tiles of A and B that may be alive at once: one in use and one on its way.
@@ -108,7 +108,7 @@ class Schedule:
         The part of k that each chunk along k is in, where parts are what workers have of it: those
         of a part follow each other, as if they were stored so. Empty: parts are even.
     partial_products : PartialProducts, optional
-        One operand is multiplied where it lies: see `work.owner_computes`. Then block rows, or
+        One operand is multiplied where it lies: see `work.partial_products`. Then block rows, or
         block columns, are partial products of those of C.
     """
 
@@ -263,16 +263,16 @@ class Schedule:
         return cyclic(p_m, p_n, *blocks, shapes, per_row_panel)
 
     @cached_property
-    def in_place(self) -> InPlace | None:
+    def in_place(self) -> OwnerComputes | None:
         """Operands of which one is multiplied chunk by chunk where it lies, if that is so."""
         if self.partial_products is None or not isinstance(self.blockwise, Cyclic):
             return None
-        return InPlace(self, OwnerComputes(self.partial_products, self.blockwise))
+        return OwnerComputes(self, self.partial_products, self.blockwise)
 
     @cached_property
     def work(self) -> Cyclic | Symmetric | OwnerComputes:
         """Who computes what, and who makes the blocks of C of that."""
-        return self.blockwise if self.in_place is None else self.in_place.work
+        return self.in_place or self.blockwise
 
     @cached_property
     def tiles(self) -> Distribution:
@@ -280,7 +280,7 @@ class Schedule:
         return Distribution(self)
 
     @cached_property
-    def operands(self) -> Distribution | InPlace:
+    def operands(self) -> Distribution | OwnerComputes:
         """How operands come to those that multiply them."""
         return self.in_place or self.tiles
 
@@ -376,7 +376,7 @@ class Schedule:
     @property
     def joined_bytes(self) -> int:
         """Bytes of an element of the partial products that are joined."""
-        adds = self.in_place is not None and self.in_place.work.adds
+        adds = self.in_place is not None and self.in_place.adds
         return self.problem.sum_bytes if adds else self.problem.out_bytes
 
     def worker(self, row: int, j: int, part: int) -> Coordinate:

@@ -1,6 +1,6 @@
 """What workers do with a matrix that is multiplied where it lies.
 
-See `multimm.planning.work.owner_computes`.
+See `multimm.planning.work.partial_products`.
 
 Pure functions of blocks, as those of `multimm.graph.tasks.multiply`. A task has hundreds of these,
 and to describe each by a task of its own would take longer than to multiply it: blocks come in
@@ -21,7 +21,7 @@ from multimm.graph.tasks.multiply import Step, finished, link, stream_for, summe
 from multimm.graph.tasks.sub_blocks import SubBlocks, copied
 from multimm.planning.tiling.grid import Blocks
 from multimm.planning.tiling.rechunk import Where
-from multimm.planning.work.owner_computes import Run
+from multimm.planning.work.partial_products import Run
 from multimm.shapes import Shape
 
 

@@ -147,7 +147,7 @@ def _received(layout: Schedule, cluster: ClusterSpec) -> Terms:
 
 def _joined(layout: Schedule) -> Terms:
     """Of partial products of C's blocks that others have made."""
-    elements = 0 if layout.in_place is None else layout.in_place.work.most_fetched
+    elements = 0 if layout.in_place is None else layout.in_place.most_fetched
     return {"partial products received": elements * layout.problem.sum_bytes} if elements else {}
 
 

@@ -222,9 +222,9 @@ def _sums(layout: Schedule) -> tuple[int, int, int]:
 
 def _joining(layout: Schedule, cluster: ClusterSpec) -> float:
     """Seconds from the last partial product to the last block of C: those of one block travel."""
-    if layout.in_place is None or not layout.in_place.work.joined:
+    if layout.in_place is None or not layout.in_place.joined:
         return 0.0
-    work = layout.in_place.work
+    work = layout.in_place
     size, device, workers = layout.joined_bytes, cluster.slowest, cluster.workers
     per_row = work.most_fetched / max(1, work.most_joined)  # in so many partial products it is
     rows, columns = layout.work.sides
