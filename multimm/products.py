@@ -20,8 +20,9 @@ from multimm.gpu.kernel_selection import Precision
 from multimm.gpu.validate import check_beta
 from multimm.graph.array import build
 from multimm.graph.data_location import block_keys, owners_of, where_blocks_lie
+from multimm.graph.lazy_views import Peeled, peel
 from multimm.graph.lowering.host_downloads import below_download
-from multimm.graph.lowering.operand import Peeled, peel, reader_of, storage_of
+from multimm.graph.lowering.operand import reader_of, storage_of
 from multimm.graph.same_values import same_values
 from multimm.graph.tasks import multiply
 from multimm.graph.tasks.half_precision import becomes_float32, scheme_of

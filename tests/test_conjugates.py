@@ -12,8 +12,8 @@ from clusters import counting_client, scattered
 
 import multimm
 from multimm.graph.block_task import BlockTask
+from multimm.graph.lazy_views import peel
 from multimm.graph.lowering import symmetric
-from multimm.graph.lowering.operand import peel
 from multimm.graph.tasks import multiply
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec
 

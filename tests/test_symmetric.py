@@ -17,8 +17,8 @@ from small import integers
 import multimm
 from multimm.errors import ShapeError
 from multimm.graph.block_task import BlockTask
+from multimm.graph.lazy_views import peel
 from multimm.graph.lowering import symmetric
-from multimm.graph.lowering.operand import peel
 from multimm.graph.tasks.multiply import Step
 from multimm.io import open_array
 from multimm.planning.problem import Problem
