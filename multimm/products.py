@@ -13,8 +13,8 @@ from multimm.cluster.describe import described
 from multimm.cluster.inspect.cluster_spec import listed_with
 from multimm.cluster.local import local
 from multimm.errors import DTypeError, OptionError, ShapeError
-from multimm.gpu import library_gemm, requested_dtype
-from multimm.gpu.dtypes import gemm_dtype, on_devices
+from multimm.gpu import requested_dtype
+from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, on_devices, result_dtype
 from multimm.gpu.integers.gemm import TENSOR_CORES, format_of
 from multimm.gpu.kernel_selection import Precision
 from multimm.gpu.validate import check_beta
@@ -242,8 +242,8 @@ def checked(
     dtypes = [_dtype(x) for x in (a, b)]
     added = None if c is None else _dtype(c)
     if dtype is None:
-        sums = library_gemm.accumulate_dtype(*dtypes)
-        out = gemm_dtype(alpha, library_gemm.result_dtype(*dtypes), beta, added)
+        sums = accumulate_dtype(*dtypes)
+        out = gemm_dtype(alpha, result_dtype(*dtypes), beta, added)
     else:
         out = requested_dtype.named(dtype)
         requested_dtype.check(*dtypes, alpha, beta, added, out)

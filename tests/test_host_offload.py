@@ -231,7 +231,7 @@ def test_products_wait_for_a_link_that_is_slower(monkeypatch):
         a, b = (da.from_array(z, chunks=300).persist() for z in (x, y))
         wait([a, b])
         layout = multimm.plan(a, b, **fixed).layout
-        row_panel = layout.blocks // layout.row_panels
+        row_panel = layout.work.count // layout.row_panels
         assert (layout.stream, layout.row_panels, row_panel) == (True, 4, 4)
         lazy = multimm.matmul(a, b, **fixed)
         last = len(layout.k_tiles) - 1

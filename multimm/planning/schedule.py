@@ -354,21 +354,6 @@ class Schedule:
         )
 
     @property
-    def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Block row and block column of what is computed, of each batch block."""
-        return self.work.pairs
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of C that are computed."""
-        return self.work.count
-
-    @property
-    def share_result(self) -> int:
-        """Elements of C that the busiest worker keeps."""
-        return self.work.most_kept
-
-    @property
     def finishing(self) -> int:
         """Tasks on blocks of C after their last sum."""
         return self.work.finishing(adds=self.problem.c is not None)
@@ -401,7 +386,7 @@ class Schedule:
         """By computed block of C: how many its place has had before, so that owners take turns."""
         found: dict[tuple[int, int], int] = {}
         before: Counter[tuple[int, int]] = Counter()
-        for flat, (i, j) in product(range(len(self.batch_sizes)), self.pairs):
+        for flat, (i, j) in product(range(len(self.batch_sizes)), self.work.pairs):
             row = self.row(flat, i)
             r, c = self.work.worker(row, j)
             place = r % self.grid.p_m, c % self.grid.p_n
@@ -493,7 +478,7 @@ class Schedule:
         But for what is little. And a worker would wait between k-tiles: C is one block, and there
         is no other to go on with.
         """
-        alone = self.blocks == 1 and self.steps > 1 and not self.operands.packed
+        alone = self.work.count == 1 and self.steps > 1 and not self.operands.packed
         little = min(LITTLE, LITTLE_OF * max(self.spec(role).nbytes for role in self.roles))
         return alone and all(
             role in self.operands.in_place
@@ -545,7 +530,7 @@ class Schedule:
         chained = sum(ceil_div(end - start, per_task) for start, end in pairwise(self.first_k_tile))
         chained = 1 if self.partial_products else chained
         products = (
-            self.blocks * (chained + sums) + self.finishing + self.operands.coalesced_transfers
+            self.work.count * (chained + sums) + self.finishing + self.operands.coalesced_transfers
         )
         packed = self.operands.packed
         panels = self.operand_panels() if self.stream or packed else set()

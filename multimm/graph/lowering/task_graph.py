@@ -48,7 +48,7 @@ class Builder:
         """Every task of the product, by key."""
         layout = self.layout
         for batch in product(*(range(len(blocks)) for blocks in layout.batch_blocks)):
-            for i, j in layout.pairs:
+            for i, j in layout.work.pairs:
                 for part in range(layout.parts):
                     self._chain(batch, i, j, part)
                 self._merge(batch, i, j)

@@ -107,7 +107,7 @@ def _count_sums(layout: Schedule) -> Iterator[Transfer]:
     if layout.parts == 1:
         return
     alike: Counter[tuple[int, int]] = Counter()
-    for flat, (i, j) in product(range(len(layout.batch_sizes)), layout.pairs):
+    for flat, (i, j) in product(range(len(layout.batch_sizes)), layout.work.pairs):
         row = layout.row(flat, i)
         first = layout.grid.rank(layout.worker(row, j, 0))  # the other parts' ranks follow
         alike[first, layout.turn(row, j)] += layout.row_sizes[row] * layout.n_blocks[j]
