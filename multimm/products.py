@@ -185,8 +185,6 @@ class Product(NamedTuple):
             b=b.T if self.step.trans_b else b,
             dtype=self.step.dtype,
             accumulate=self.step.accumulate,
-            out_bytes=named_dtype(self.step.dtype).itemsize,
-            sum_bytes=named_dtype(self.step.accumulate).itemsize,
             c=None if self.c is None else _spec(self.c, cluster, held),
             rereadable=(_rereadable(self.a), _rereadable(self.b)),
             pack=pack,

@@ -249,7 +249,7 @@ def test_check_names_the_worst_worker_the_figure_the_limit_and_what_fits():
 def test_complex_products_on_tensor_cores_are_real_ones_in_time_and_memory(a, b, products):
     cluster = ClusterSpec.homogeneous(H200, 2)
     sides = {"a": MatrixSpec((16384, 16384), a), "b": MatrixSpec((16384, 16384), b)}
-    sums = {"dtype": "complex64", "accumulate": "complex64", "out_bytes": 8, "sum_bytes": 8}
+    sums = {"dtype": "complex64", "accumulate": "complex64"}
     problem = Problem(**sides, **sums, pack="float32")
     assert problem.real_products == products
     assert (problem.packable, problem.alone) == (False, True)

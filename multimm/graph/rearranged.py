@@ -31,9 +31,8 @@ from multimm.blocks import plain
 from multimm.failures import named
 from multimm.graph.block_task import Block, Key, check_shape
 from multimm.graph.layers import TaskLayer
-from multimm.graph.lowering.operand import number_of
 from multimm.graph.tasks.multiply import finished, stream_for
-from multimm.planning.tiling.grid import Blocks
+from multimm.planning.tiling.grid import Blocks, number_of
 from multimm.planning.tiling.rechunk import Index, Where
 from multimm.shapes import Shape
 

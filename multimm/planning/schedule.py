@@ -36,6 +36,7 @@ from multimm.planning.tiling.grid import (
     ceil_div,
     made_regular,
     merges,
+    number_of,
     parts_of,
     spans,
     turns,
@@ -211,10 +212,7 @@ class Schedule:
 
     def flat(self, batch_index: Sequence[int]) -> int:
         """The number of a batch block, counted in C order."""
-        flat = 0
-        for index, blocks in zip(batch_index, self.batch_blocks, strict=True):
-            flat = flat * len(blocks) + index
-        return flat
+        return number_of(batch_index, [*map(len, self.batch_blocks)])
 
     def batch_index(self, flat: int) -> tuple[int, ...]:
         """The indices of a batch block from its number."""

@@ -13,13 +13,13 @@ from math import prod
 
 from multimm.graph.block_task import BlockTask, Key
 from multimm.graph.label import Kind
-from multimm.graph.lowering.operand import Operand, number_of
+from multimm.graph.lowering.operand import Operand
 from multimm.graph.lowering.rechunk import SubBlock, coalesced, cut_out, task_of
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.partial_products import KTile
 from multimm.planning.owner_computes import OwnerComputes
 from multimm.planning.schedule import Schedule
-from multimm.planning.tiling.grid import Coordinate
+from multimm.planning.tiling.grid import Coordinate, number_of
 from multimm.planning.tiling.rechunk import cuts_of, shape_of, size_of
 
 Cell = tuple[int, int]  #: a k-tile, and a block across

@@ -5,7 +5,7 @@ One that comes from a file or a generator is read from there in exactly the plan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
@@ -17,22 +17,10 @@ from multimm.graph.block_task import Block, Key
 from multimm.graph.tasks.host_offload import upload
 from multimm.planning.matrix import Storage
 from multimm.planning.schedule import Schedule
-from multimm.planning.tiling.grid import Blocks, Coordinate
+from multimm.planning.tiling.grid import Blocks, Coordinate, number_of
 from multimm.planning.tiling.rechunk import Index, offsets
 
 Reader = Callable[[tuple[slice, ...]], Block]
-
-
-def number_of(at: Sequence[int], blocks: Sequence[int]) -> int:
-    """The number of a block in C order.
-
-    >>> number_of((1, 2), (4, 3))
-    5
-    """
-    number = 0
-    for index, count in zip(at, blocks, strict=True):
-        number = number * count + index
-    return number
 
 
 def reader_of(array: Any) -> Reader | None:
