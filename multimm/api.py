@@ -11,7 +11,8 @@ from numpy.typing import DTypeLike
 from multimm.contractions import labelled
 from multimm.contractions.plans import ContractionPlan, plan_einsum, plan_tensordot
 from multimm.errors import DTypeError, OptionError, ShapeError
-from multimm.gpu import library_gemm, requested_dtype
+from multimm.gpu import requested_dtype
+from multimm.gpu.dtypes import result_dtype
 from multimm.gpu.emulated.packed import check_promise
 from multimm.gpu.kernel_selection import Precision, check_precision
 from multimm.gpu.runtime import launch_cache
@@ -157,8 +158,7 @@ def matmul(
     if labelled.both_labelled(a, b):
         return labelled.matmul(a, b, precision=precision, others=not nothing_fixed)
     if check_promise(a, b, precision):
-        _check_packed_dtype(dtype)
-        return multiply.gemm(a, b, step=multiply.Step("float32", "float32", precision=precision))
+        return _packed_gemm(1, a, b, 0, None, False, False, precision, dtype)
     product = checked(
         a, b, stacks=True, precision=precision, options=fixed, chunks=chunks, dtype=dtype
     )
@@ -257,8 +257,7 @@ def gemm(
     alpha, beta = plain_scalar(alpha), plain_scalar(beta)
     fixed = options(blocks, slabs, p_k)
     if check_promise(a, b, precision, trans_a, trans_b):
-        _check_packed_dtype(dtype)
-        return _packed_gemm(alpha, a, b, beta, c, trans_a, trans_b, precision)
+        return _packed_gemm(alpha, a, b, beta, c, trans_a, trans_b, precision, dtype)
     product = checked(
         a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b,
         stacks=False, precision=precision, options=fixed, chunks=chunks, dtype=dtype,
@@ -266,16 +265,13 @@ def gemm(
     return product.result()
 
 
-def _check_packed_dtype(dtype: DTypeLike | None) -> None:
-    if dtype is not None and requested_dtype.named(dtype) != np.float32:
-        raise DTypeError(f"dtype={dtype}: products of packed operands are float32; pass the arrays")
-
-
 def _packed_gemm(
     alpha: Scalar, a: Array, b: Array, beta: Scalar, c: Array | None, trans_a: bool, trans_b: bool,
-    precision: Precision,
+    precision: Precision, dtype: DTypeLike | None,
 ) -> Array:  # fmt: skip
     """As gemm, with an operand that was packed before."""
+    if dtype is not None and requested_dtype.named(dtype) != np.float32:
+        raise DTypeError(f"dtype={dtype}: products of packed operands are float32; pass the arrays")
     if isinstance(alpha, complex) or isinstance(beta, complex):
         raise OptionError(f"alpha={alpha} and beta={beta}: with a packed operand they must be real")
     check_beta(beta, c)
@@ -315,7 +311,7 @@ def transpose(a: Array) -> Array:
     a = as_array(a, "a")
     if a.ndim < 2:
         raise ShapeError(f"transpose takes at least 2 dimensions, got shape {a.shape}")
-    library_gemm.result_dtype(a.dtype, a.dtype)
+    result_dtype(a.dtype, a.dtype)
     if not is_dask(a):
         return multiply.swap_axes(a)
     before = tuple(range(a.ndim))

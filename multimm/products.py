@@ -13,15 +13,16 @@ from multimm.cluster.describe import described
 from multimm.cluster.inspect.cluster_spec import listed_with
 from multimm.cluster.local import local
 from multimm.errors import DTypeError, OptionError, ShapeError
-from multimm.gpu import library_gemm, requested_dtype
-from multimm.gpu.dtypes import gemm_dtype, on_devices
+from multimm.gpu import requested_dtype
+from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, on_devices, result_dtype
 from multimm.gpu.integers.gemm import TENSOR_CORES, format_of
 from multimm.gpu.kernel_selection import Precision
 from multimm.gpu.validate import check_beta
 from multimm.graph.array import build
 from multimm.graph.data_location import block_keys, owners_of, where_blocks_lie
+from multimm.graph.lazy_views import Peeled, peel
 from multimm.graph.lowering.host_downloads import below_download
-from multimm.graph.lowering.operand import Peeled, peel, reader_of, storage_of
+from multimm.graph.lowering.operand import reader_of, storage_of
 from multimm.graph.same_values import same_values
 from multimm.graph.tasks import multiply
 from multimm.graph.tasks.half_precision import becomes_float32, scheme_of
@@ -184,8 +185,6 @@ class Product(NamedTuple):
             b=b.T if self.step.trans_b else b,
             dtype=self.step.dtype,
             accumulate=self.step.accumulate,
-            out_bytes=named_dtype(self.step.dtype).itemsize,
-            sum_bytes=named_dtype(self.step.accumulate).itemsize,
             c=None if self.c is None else _spec(self.c, cluster, held),
             rereadable=(_rereadable(self.a), _rereadable(self.b)),
             pack=pack,
@@ -241,8 +240,8 @@ def checked(
     dtypes = [_dtype(x) for x in (a, b)]
     added = None if c is None else _dtype(c)
     if dtype is None:
-        sums = library_gemm.accumulate_dtype(*dtypes)
-        out = gemm_dtype(alpha, library_gemm.result_dtype(*dtypes), beta, added)
+        sums = accumulate_dtype(*dtypes)
+        out = gemm_dtype(alpha, result_dtype(*dtypes), beta, added)
     else:
         out = requested_dtype.named(dtype)
         requested_dtype.check(*dtypes, alpha, beta, added, out)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from multimm.gpu.emulated import pack
-from multimm.graph.lowering.sub_blocks import SubBlocks
+from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.tiling.rechunk import cuts_of, offsets, shape_of, size_of
 
 if find_spec("cupy"):  # where there is none, the mark leaves the tests of GPUs out

@@ -386,7 +386,7 @@ GRAPH = (
     ),
     Fault(
         "a conjugate is taken off and forgotten",
-        "graph/lowering/operand.py",
+        "graph/lazy_views.py",
         "conjugated = not conjugated",
         "conjugated = False",
         "conjugates",

@@ -247,7 +247,7 @@ def waiting(monkeypatch):
 def test_of_a_block_on_the_diagonal_only_what_is_computed_is_waited_for(waiting):
     a = np.ones((2048, 64), "f4")
     step = Step("float32", "float32", trans_b=True)
-    assert symmetric.multiply_diagonal(a, step=step).shape == (2048, 2048)
+    assert symmetric.link_diagonal(a, step=step).shape == (2048, 2048)
     assert sum(waiting) == pytest.approx(2 * 64 * computed(2048) / 1e9)
     waiting.clear()
     multiply.gemm(a, a, step=step, lower=True)

@@ -127,7 +127,7 @@ def test_slices_of_blocks_stay_with_their_workers(client):
     wait(a)
     fixed = {"blocks": (24, 96), "slabs": 24}
     whole, plan = (multimm.plan(a, x.T, **fixed, chunks=chunks) for chunks in ("auto", "operands"))
-    assert (whole.layout.blocks, plan.layout.blocks, plan.bytes_joined) == (4, 4, 0)
+    assert (whole.layout.work.count, plan.layout.work.count, plan.bytes_joined) == (4, 4, 0)
     c = multimm.matmul(a, x.T, **fixed, chunks="operands")
     assert c.chunks == ((4,) * 24, (96,))
     c, moved = received(client, c)

@@ -15,7 +15,7 @@ from stand_in import LAYOUTS, Device, GPUArray, Kernel, gpu, laid_out, no_memory
 
 from multimm.gpu import complex_gemm, library_gemm, product
 from multimm.gpu.complex_gemm import gemm, takes
-from multimm.gpu.dtypes import gemm_dtype
+from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, result_dtype
 from multimm.gpu.kernel_selection import PRECISIONS
 from multimm.gpu.runtime import launch
 from multimm.graph.lowering import symmetric
@@ -229,9 +229,9 @@ def test_tasks_compute_what_numpy_does(kinds, kind_c, scalars, flags, layouts):
     (trans_a, trans_b, conj_a, conj_b, partial), (alpha, beta) = flags, scalars
     a, b = gaussian((4, 6), 1, kinds[0]), gaussian((6, 5), 2, kinds[1])
     c = None if kind_c is None else gaussian((4, 5), 3, kind_c)
-    held = library_gemm.accumulate_dtype(a.dtype, b.dtype)
+    held = accumulate_dtype(a.dtype, b.dtype)
     p = gaussian((4, 5), 4, held) if partial else None
-    dtype = gemm_dtype(alpha, library_gemm.result_dtype(a.dtype, b.dtype), beta,
+    dtype = gemm_dtype(alpha, result_dtype(a.dtype, b.dtype), beta,
                        None if c is None else c.dtype)  # fmt: skip
     beta = 0 if c is None else beta
     conj_a, conj_b = conj_a and a.dtype.kind == "c", conj_b and b.dtype.kind == "c"

@@ -12,8 +12,8 @@ from clusters import counting_client, scattered
 
 import multimm
 from multimm.graph.block_task import BlockTask
+from multimm.graph.lazy_views import peel
 from multimm.graph.lowering import symmetric
-from multimm.graph.lowering.operand import peel
 from multimm.graph.tasks import multiply
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec
 
@@ -148,7 +148,7 @@ def test_products_of_one_array_are_hermitian_or_symmetric(options, turned, conj_
 def halves(array):
     made = dict(array.dask)
     tasks = [task for task in made.values() if isinstance(task, BlockTask)]
-    diagonal = [t for t in tasks if t.func is symmetric.multiply_diagonal]
+    diagonal = [t for t in tasks if t.kwargs.get("verb") is symmetric.link_diagonal]
     return diagonal, [t for t in tasks if t.func is multiply.adjoint]
 
 

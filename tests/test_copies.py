@@ -13,8 +13,8 @@ from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
 
 from multimm.gpu.elementwise import batched_copy
 from multimm.gpu.elementwise.batched_copy import Move, copy_all, rows_of
-from multimm.graph.lowering import sub_blocks
-from multimm.graph.lowering.sub_blocks import SubBlocks
+from multimm.graph.tasks import sub_blocks
+from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.tiling.rechunk import cuts_of, shape_of, size_of
 
 

@@ -14,7 +14,7 @@ from multimm.failures import told
 from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
 from multimm.graph.lowering.rechunk import cut_out, join
-from multimm.graph.lowering.symmetric import multiply_diagonal, multiply_symmetric
+from multimm.graph.lowering.symmetric import link_diagonal, link_symmetric
 from multimm.graph.tasks import multiply
 from multimm.graph.tasks.dtype_check import as_declared
 from multimm.graph.tasks.multiply import Step
@@ -136,8 +136,9 @@ def test_the_ways_lead_through_all_tasks():
         for symmetric in (False, True):
             lazy = product("a", fine(chunks), chunks, workers, symmetric=symmetric, **more)
             made = (task for task in dict(lazy.dask).values() if isinstance(task, BlockTask))
-            seen |= {task.kwargs.get("verb", task.func).__name__ for task in made}
-    plain = {multiply.multiply, multiply_symmetric, multiply_diagonal, multiply.add, cut_out, join}
+            verbs = (x for task in made for x in (task.func, task.kwargs.get("verb", task.func)))
+            seen |= {verb.__name__ for verb in verbs}
+    plain = {multiply.multiply, link_symmetric, link_diagonal, multiply.add, cut_out, join}
     assert {task.__name__ for task in plain} | {"scale", "add_diagonal"} <= seen
 
 
@@ -153,10 +154,10 @@ def test_operands_that_are_packed_or_multiplied_in_turn(role):
     assert half.dtype == np.float32
     step = replace(own, dtype_a=block.dtype, dtype_b=block.dtype)
     pair = [wide, block] if role == "a" else [block, wide]
-    chain = {"link": multiply.multiply, "step": step, "inner": step}
+    chain = {"step": step, "inner": step}
     for last, before in ((pair, [block, block]), ([block, block], pair)):
         with pytest.raises(DTypeError, match="is float64"):
-            multiply.in_turn(*last, None, before=[before], **chain)
+            multiply.multiply(*last, None, before=[before], **chain)
 
 
 @pytest.mark.parametrize(

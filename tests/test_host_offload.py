@@ -30,9 +30,9 @@ from multimm.graph.block_task import BlockTask
 from multimm.graph.label import Kind
 from multimm.graph.lowering.host_downloads import below_download
 from multimm.graph.lowering.rechunk import upload_sub_blocks
-from multimm.graph.lowering.sub_blocks import SubBlocks
 from multimm.graph.tasks import host_offload
 from multimm.graph.tasks.host_offload import _beside_other_tasks, on_device, upload
+from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.io import open_array
 from multimm.planning.cost import host_transfers
 from multimm.planning.spec import H200
@@ -231,7 +231,7 @@ def test_products_wait_for_a_link_that_is_slower(monkeypatch):
         a, b = (da.from_array(z, chunks=300).persist() for z in (x, y))
         wait([a, b])
         layout = multimm.plan(a, b, **fixed).layout
-        row_panel = layout.blocks // layout.row_panels
+        row_panel = layout.work.count // layout.row_panels
         assert (layout.stream, layout.row_panels, row_panel) == (True, 4, 4)
         lazy = multimm.matmul(a, b, **fixed)
         last = len(layout.k_tiles) - 1

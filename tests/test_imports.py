@@ -89,8 +89,6 @@ FOLDERS: dict[str, set[str]] = {
 }
 #: Imports between folders that point the other way: to be mended, none to be added.
 UPWARDS = {
-    ("graph.tasks.host_offload", "graph.lowering.sub_blocks"),
-    ("graph.tasks.partial_products", "graph.lowering.sub_blocks"),
     ("planning.tiling.blocking", "planning.cost.memory"),
 }
 #: Modules that import each other in a circle: to be mended, none to be added.

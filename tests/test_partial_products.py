@@ -190,9 +190,7 @@ def test_partial_products_are_added_before_they_are_rounded(dtype, alpha):
     owners = owners_of(15, 2)
     large = MatrixSpec(x.shape, chunks=a.chunks, owners=owners, **sizes)
     problem = Problem(large, MatrixSpec(w.shape, **sizes), dtype, wide)
-    layouts = [
-        layout for layout in in_partial_products(problem, gpus(3)) if layout.in_place.work.adds
-    ]
+    layouts = [layout for layout in in_partial_products(problem, gpus(3)) if layout.in_place.adds]
     assert layouts
     precise = alpha * (x.astype(wide) @ w.astype(wide))
     assert dtype != "float16" or precise[0, 0] == 0

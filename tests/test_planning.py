@@ -193,7 +193,7 @@ def test_the_arrangement_of_each_shape_and_its_traffic(name, workers, pack):
         share = matrices * m * n * k / plan.grid.workers
         assert plan.layout.work.most_summed * plan.layout.share_k <= 1.1 * share
         # While one chain of a worker is multiplied, the next k-tile of another one is fetched.
-        assert plan.layout.blocks * plan.layout.parts >= 2 * workers
+        assert plan.layout.work.count * plan.layout.parts >= 2 * workers
 
 
 def test_a_thousand_gpus_are_planned_on_a_laptop():
@@ -249,7 +249,7 @@ def test_check_names_the_worst_worker_the_figure_the_limit_and_what_fits():
 def test_complex_products_on_tensor_cores_are_real_ones_in_time_and_memory(a, b, products):
     cluster = ClusterSpec.homogeneous(H200, 2)
     sides = {"a": MatrixSpec((16384, 16384), a), "b": MatrixSpec((16384, 16384), b)}
-    sums = {"dtype": "complex64", "accumulate": "complex64", "out_bytes": 8, "sum_bytes": 8}
+    sums = {"dtype": "complex64", "accumulate": "complex64"}
     problem = Problem(**sides, **sums, pack="float32")
     assert problem.real_products == products
     assert (problem.packable, problem.alone) == (False, True)
@@ -314,7 +314,7 @@ def test_every_layout_covers_the_product(m, k, n, workers, blocks, k_tiles, p_k)
     assert layout.first_k_tile[-1] == len(layout.k_tiles)
     assert list(layout.part_of) == sorted(layout.part_of)
     sums = len(merges(layout.parts, 0, layout.fan_in))
-    assert plan.tasks == layout.blocks * (len(layout.k_tiles) + sums)
+    assert plan.tasks == layout.work.count * (len(layout.k_tiles) + sums)
     assert plan.seconds > 0
     assert str(plan)
 

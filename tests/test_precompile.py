@@ -15,8 +15,8 @@ from multimm.errors import KernelError
 from multimm.gpu import precompile
 from multimm.gpu.arch import IF_REFUSED, LOWER, limits_for
 from multimm.gpu.elementwise.reduce import CAPACITIES
-from multimm.gpu.emulated.configs import choose_split
-from multimm.gpu.simt.configs import INSTEAD, Device, choose
+from multimm.gpu.emulated.configs import choose_split, slices_of
+from multimm.gpu.simt.configs import INSTEAD, Device, choose, slices_of_k
 from multimm.gpu.simt.load_paths import alike, load_paths
 from multimm.gpu.strides import GemmSizes, Stack
 from multimm.graph import warmup
@@ -43,13 +43,14 @@ def calls(monkeypatch):
         task = getattr(warmup, name)
 
         def run(*blocks, **options):
-            step = options.get("step")
-            seen.append((name, len(blocks), step.precision if step else ""))
+            step, verb = options.get("step"), options.get("verb")
+            called = verb.__name__ if verb else name
+            seen.append((called, len(blocks), step.precision if step else ""))
             return task(*blocks, **options)
 
         monkeypatch.setattr(warmup, name, run)
 
-    for name in ("multiply", "multiply_diagonal", "pack", "add", "transpose", "join"):
+    for name in ("multiply", "pack", "add", "transpose", "join"):
         recorded(name)
     for name in ("upload", "download"):  # whose GPU a process remembers
         monkeypatch.setattr(warmup, name, lambda block, name=name: seen.append((name, 1, "")))
@@ -63,10 +64,10 @@ def test_every_kind_of_task_runs_in_every_precision(calls):
         assert ("multiply", 3, precision) in calls
         assert (("pack", 1, precision) in calls) == (precision != "ieee")
         # Of a block as it is, of a tall one, and of a packed one.
-        halves = calls.count(("multiply_diagonal", 2, precision))
+        halves = calls.count(("link_diagonal", 2, precision))
         assert halves == (2 if precision == "ieee" else 3)
-        assert calls.count(("multiply_diagonal", 1, precision)) == 1
-    kinds = {"multiply", "multiply_diagonal", "pack", "add", "transpose", "join"}
+        assert calls.count(("link_diagonal", 1, precision)) == 1
+    kinds = {"multiply", "link_diagonal", "pack", "add", "transpose", "join"}
     assert {name for name, *_ in calls} == kinds
     assert {parts for name, parts, _ in calls if name == "add"} == set(CAPACITIES)
     del calls[:]
@@ -99,7 +100,8 @@ def stacks(draw):
 )
 def test_what_stands_in_for_packed_operands_is_compiled_whatever_they_are(pair, trans, shape):
     loads = alike(load_paths(trans, pair, ()))
-    config, _ = choose(GemmSizes(*shape), Device(limits_for(90), 132), INSTEAD)
+    sizes, device = GemmSizes(*shape), Device(limits_for(90), 132)
+    config = choose(sizes, device, slices_of_k(sizes, device), INSTEAD)
     defines = {**config.defines(), **loads, **dict(IF_REFUSED)}
     assert defines in [dict(job.defines) for job in precompile.wanted(90)]
 
@@ -108,7 +110,9 @@ def test_what_stands_in_for_packed_operands_is_compiled_whatever_they_are(pair, 
 @pytest.mark.parametrize("products", [1, 3])
 @given(st.integers(1, 40000), st.integers(1, 40000), st.integers(1, 10**6))
 def test_every_kernel_of_packed_operands_is_compiled(lower, products, m, n, k):
-    config, _ = choose_split(m, m if lower else n, k, products, Device(limits_for(90), 132), lower)
+    n, device = m if lower else n, Device(limits_for(90), 132)
+    cut = slices_of(m, n, k, products, device, lower)
+    config = choose_split(m, n, cut, products, device, lower)
     defines = {**config.defines(), **dict(LOWER * lower)}
     assert defines in [dict(job.defines) for job in precompile.wanted(90) if job.specific]
 

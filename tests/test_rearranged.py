@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 import multimm
 from multimm.errors import ShapeError
 from multimm.graph.data_location import ProductLayer, owners_of
-from multimm.graph.rearranged import flattened, grouped_chunks, permuted, split
+from multimm.graph.lazy_views import permuted
+from multimm.graph.rearranged import flattened, grouped_chunks, split
 from multimm.graph.taken_apart import by_its_tasks
 
 WORKERS = 4

@@ -19,8 +19,8 @@ from multimm.errors import ShapeError
 from multimm.graph.array import build
 from multimm.graph.label import Kind
 from multimm.graph.lowering.rechunk import cut_out, join
-from multimm.graph.lowering.sub_blocks import SubBlocks
 from multimm.graph.tasks.multiply import Step
+from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem

@@ -73,7 +73,8 @@ def test_slices_do_not_depend_on_layouts(m, n, k):
 @pytest.mark.parametrize("limits", ARCHITECTURES, ids=lambda limits: limits.name)
 def test_every_architecture_gets_a_configuration(limits):
     for sizes in (GemmSizes(1, 1, 1), GemmSizes(0, 5, 3), GemmSizes(3000, 1000, 2)):
-        config, _ = choose(sizes, Device(limits, 7))
+        device = Device(limits, 7)
+        config = choose(sizes, device, slices_of_k(sizes, device))
         assert config.blocks_per_multiprocessor(limits) >= 1
     legal = [x.config for x in REGISTRY if x.config.blocks_per_multiprocessor(limits)]
     assert max(config.block_m * config.block_n for config in legal) >= 128 * 128

@@ -71,7 +71,7 @@ def schedules(draw: st.DrawFn, known: bool = False) -> Schedule:
 def cells(schedule: Schedule) -> list[tuple[int, int]]:
     """Row, over all matrices, and column of what is computed."""
     matrices = range(len(schedule.batch_sizes))
-    return [(schedule.row(flat, i), j) for flat, (i, j) in product(matrices, schedule.pairs)]
+    return [(schedule.row(flat, i), j) for flat, (i, j) in product(matrices, schedule.work.pairs)]
 
 
 def place(schedule: Schedule, row: int, j: int) -> tuple[int, int]:
@@ -90,7 +90,7 @@ def size(schedule: Schedule, row: int, j: int) -> int:
 def test_every_block_of_c_is_made_of_one_work_item_and_no_item_is_for_nothing(schedule):
     rows, columns = range(len(schedule.row_sizes)), range(len(schedule.n_blocks))
     computed = cells(schedule)
-    assert len(computed) == len({*computed}) == schedule.blocks
+    assert len(computed) == len({*computed}) == schedule.work.count
     assert {schedule.work.cell(row, j) for row, j in product(rows, columns)} == {*computed}
 
 

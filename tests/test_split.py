@@ -133,7 +133,7 @@ def test_configurations_are_taken_by_value_and_name(launches):
 
 def test_older_gpus_are_refused():
     with pytest.raises(KernelError, match=r"8\.0 or newer, this one has 7\.5: use precision"):
-        choose_split(5, 5, 100, 3, Device(limits_for(75), 40))
+        choose_split(5, 5, (1, 2), 3, Device(limits_for(75), 40))
 
 
 def test_operands_that_do_not_fit_are_refused(launches):

@@ -15,8 +15,8 @@ from small import integers
 from multimm.errors import ShapeError
 from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
-from multimm.graph.lowering.sub_blocks import SubBlocks
 from multimm.graph.tasks.multiply import Step
+from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.io import open_array
 from multimm.planning.candidates import owner_computes
 from multimm.planning.choice import plan_matmul

@@ -17,8 +17,8 @@ from small import integers
 import multimm
 from multimm.errors import ShapeError
 from multimm.graph.block_task import BlockTask
+from multimm.graph.lazy_views import peel
 from multimm.graph.lowering import symmetric
-from multimm.graph.lowering.operand import peel
 from multimm.graph.tasks.multiply import Step
 from multimm.io import open_array
 from multimm.planning.problem import Problem
@@ -107,7 +107,7 @@ STACK = da.from_array(integers((3, 20, 20)), chunks=(1, 8, 8), name="gram-stack"
 def test_one_array_transposed_on_one_side_is_a_symmetric_product(call, expected):
     c = call()
     verbs = [t.kwargs.get("verb", t.func) for t in block_tasks(c).values()]
-    mirrored = [verb for verb in verbs if verb is symmetric.multiply_diagonal]
+    mirrored = [verb for verb in verbs if verb is symmetric.link_diagonal]
     assert bool(mirrored) == expected
 
 
@@ -186,7 +186,7 @@ def test_not_a_number_stays_where_it_belongs():
 #: Prints whether products of an array and of a copy at an odd address are the same.
 MOVED = """
 import numpy as np
-from multimm.graph.lowering.symmetric import multiply_diagonal
+from multimm.graph.lowering.symmetric import link_diagonal
 from multimm.graph.tasks.multiply import Step, multiply
 x = np.random.default_rng(5).standard_normal((500, 500), dtype="float32")
 raw = np.empty(x.nbytes + 8, "u1")
@@ -196,7 +196,7 @@ moved[...] = x
 assert x.flags.aligned and not moved.flags.aligned
 step = Step("float32", "float32", trans_b=True)
 for product in (lambda y: multiply(y, y, step=step),
-                lambda y: multiply_diagonal(y, step=step, complete=True)):
+                lambda y: link_diagonal(y, step=step, complete=True)):
     print(np.array_equal(product(x), product(moved)))
 """
 
@@ -280,7 +280,7 @@ def test_what_is_below_the_diagonal_is_the_product(small_sub_blocks, dtype, turn
     step = Step(dtype, dtype, trans_a=turned, trans_b=not turned, alpha=3)
     stored = np.ascontiguousarray(x.swapaxes(-1, -2)) if turned else x
     for partial in (None, p):
-        found = symmetric.multiply_diagonal(stored, partial, step=step)
+        found = symmetric.link_diagonal(stored, partial, step=step)
         exact = 3 * (x @ x.swapaxes(-1, -2) + (0 if partial is None else p))
         np.testing.assert_array_equal(np.tril(found), np.tril(exact))
         assert found.dtype == dtype

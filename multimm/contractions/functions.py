@@ -11,7 +11,8 @@ from multimm.contractions.einsum_chunks import Rule, limited_chunks
 from multimm.contractions.steps import Contraction, contraction
 from multimm.contractions.subscripts import of_einsum, of_lists, of_tensordot
 from multimm.errors import DTypeError, OptionError, ShapeError, integer
-from multimm.gpu import library_gemm, requested_dtype
+from multimm.gpu import requested_dtype
+from multimm.gpu.dtypes import result_dtype
 from multimm.gpu.kernel_selection import Precision, check_precision
 from multimm.operands import Array, Contracted, arrays, as_dask, check_same_device, is_dask
 
@@ -358,7 +359,7 @@ def of_one_kind(operands: Sequence[Any]) -> list[Array]:
         check_same_device(**found)
     given = [as_dask(x) if lazy else x for x in found.values()]
     for x in given:
-        library_gemm.result_dtype(x.dtype, given[0].dtype)
+        result_dtype(x.dtype, given[0].dtype)
     return given
 
 

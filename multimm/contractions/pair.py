@@ -18,7 +18,8 @@ from dask.array.core import common_blockdim
 from multimm.contractions.subscripts import Label, Labels, written
 from multimm.gpu.integers.bounds import is_narrow
 from multimm.gpu.kernel_selection import Precision
-from multimm.graph.rearranged import flattened, grouped_chunks, permuted, split
+from multimm.graph.lazy_views import permuted
+from multimm.graph.rearranged import flattened, grouped_chunks, split
 from multimm.graph.taken_apart import by_its_tasks, of_stored_blocks
 from multimm.operands import Array, is_dask, on_gpu
 from multimm.planning.tiling.grid import Blocks

@@ -25,8 +25,6 @@ from multimm.gpu.validate import check_addend, product_shape
 Array = Any
 Scalar = complex | np.generic
 
-__all__ = ["accumulate_dtype", "add_partials", "gemm", "result_dtype", "transpose"]
-
 
 def gemm(
     a: Array,

@@ -10,6 +10,7 @@ import numpy as np
 from multimm.gpu.emulated import gemm as emulated_gemm
 from multimm.gpu.emulated import multiply
 from multimm.gpu.emulated.configs import PRODUCTS, SplitConfig, broad_pays, pays, stretch_of
+from multimm.gpu.emulated.outliers import add_residuals
 from multimm.gpu.emulated.pack import pack
 from multimm.gpu.emulated.packed import PackedBlock, check_pair
 from multimm.gpu.kernel_selection import (
@@ -95,18 +96,17 @@ def gemm(
         An unknown configuration, a GPU that is too old, or an operand that would be copied while
         the stream is captured.
     """
+    check_precision(precision)
     if isinstance(a, PackedBlock) or isinstance(b, PackedBlock):
-        check_precision(precision)
-        check_beta(beta, c)
-        options = {"alpha": alpha, "beta": beta, "c": c, "partial": partial, "out": out,
-                   "lower": lower, "config": config}  # fmt: skip
-        return _of_packed(a, b, trans_a, trans_b, options)
+        check_beta(beta, c)  # before anything is packed
+        epilogue = {"alpha": alpha, "beta": beta, "c": c, "partial": partial, "out": out,
+                    "lower": lower}  # fmt: skip
+        return _of_packed(a, b, trans_a, trans_b, config, epilogue)
     known = launch_cache.product_kind(
         precision, a, b, c, partial, out, trans_a, trans_b, alpha, beta, lower
     )
     if config is None and (done := launch_cache.again(*known)) is not None:
         return done
-    check_precision(precision)
     problem = check_product(a, b, c, partial, out, (trans_a, trans_b), alpha, beta, lower)
     choice = choose_kernel(
         problem.sizes, "ieee" if config is not None else precision, device_of(problem.device),
@@ -124,38 +124,58 @@ def gemm(
     return made if out is None else out
 
 
-def _at_once(problem: Problem, choice: Choice, config: object, known: tuple[Any, ...]) -> Array:
-    """D of the chosen kernel; what was decided is kept for the next product of the kind."""
+def _at_once(
+    problem: Problem, choice: Choice, config: object, known: tuple[Any, ...],
+    packed: Sequence[Array] = (),
+) -> Array:  # fmt: skip
+    """D of the chosen kernel; what was decided is kept for the next product of the kind.
+
+    Parameters
+    ----------
+    problem, choice, config
+    known : tuple
+        The arguments of `launch_cache.keep`.
+    packed : sequence of cupy.ndarray, optional
+        Tiles and exponents of A, and of B, where these are packed already.
+    """
     problem = problem.with_result()
     *_, result = problem.arrays
     if not result.size:
         note(choice)
         return result
-    found = problem.addressable(dense=choice.kernel == SPLIT)
-    run = _prepared(found, choice, config)
+    found = problem.addressable(dense=choice.kernel == SPLIT and not packed)
+    run = _prepared(found, choice, config, bool(packed))
+    if found.turned:
+        run = _turned(run, len(packed) or 2)
     # The copies stay referenced until everything that reads them is in the stream.
-    run(found.pointers)
+    *read, c, p, d = found.pointers
+    read = [x.data.ptr for x in packed] or read[:: -1 if found.turned else 1]
+    run([*read, c, p, d])
     if config is None and found.stands_for(problem):
-        launch_cache.keep(*known, result=result, run=_turned(run) if found.turned else run)
+        launch_cache.keep(*known, result=result, run=run)
     return result
 
 
-def _prepared(problem: Problem, choice: Choice, config: object) -> Run:
+def _prepared(problem: Problem, choice: Choice, config: object, packed: bool) -> Run:
     """What launches the chosen kernel and notes that it did."""
-    if choice.kernel == SPLIT:
+    if choice.kernel == SPLIT and not packed:
         return emulated_gemm.prepared(problem, choice)
-    launches = simt_gemm.prepared(problem, config)
+    if packed:
+        launches = multiply.prepared(problem, PRODUCTS[choice.precision], config)
+    else:
+        launches = simt_gemm.prepared(problem, config)
 
     def run(pointers: Sequence[int]) -> None:
-        launches(pointers)
+        launches((*pointers, 0) if packed else pointers)
         note(choice)
 
     return run
 
 
-def _turned(run: Run) -> Run:
-    """The same for the addresses of the caller's A, B, C, P and D."""
-    return lambda pointers: run((pointers[1], pointers[0], *pointers[2:]))
+def _turned(run: Run, count: int) -> Run:
+    """The same for the addresses of the caller's A and B, so many, and of C, P and D."""
+    half = count // 2
+    return lambda x: run((*x[half:count], *x[:half], *x[count:]))
 
 
 def _one_by_one(problem: Problem, precision: Precision) -> Array:
@@ -201,7 +221,7 @@ def packed(x: Array, *, side: str, trans: bool, scheme: str) -> Operand:
 
 
 def _of_packed(
-    a: Operand, b: Operand, trans_a: bool, trans_b: bool, options: dict[str, Any]
+    a: Operand, b: Operand, trans_a: bool, trans_b: bool, config: object, epilogue: dict[str, Any]
 ) -> Array:
     """At least one operand is packed: pack the other, or multiply both as they were."""
     scheme = a.scheme if isinstance(a, PackedBlock) else b.scheme
@@ -214,13 +234,31 @@ def _of_packed(
     device = device_of(a.device_id)
     choice = choose_packed(sizes, scheme, refused, device)
     if choice.kernel == SPLIT:
-        return multiply.gemm(a, b, choice, **options)
+        return _of_tiles(a, b, choice, config, **epilogue)
     if a.raw is None or b.raw is None:
         not_captured("a packed operand is unpacked first", "multiply the arrays")
     finite = refused is not None and not (a.nonfinite or b.nonfinite)
     broad = finite and broad_pays(a.rows, b.rows, a.k, scheme, device)
-    options |= {"precision": scheme if broad else "ieee", "config": None}
-    result = gemm(a.unpack(), b.unpack(), **options)
+    precision: Any = scheme if broad else "ieee"
+    result = gemm(a.unpack(), b.unpack(), precision=precision, **epilogue)
     if not broad:  # which depends on the data
         note(choice)
     return result
+
+
+def _of_tiles(
+    a: PackedBlock, b: PackedBlock, choice: Choice, config: object, *, c: Array, partial: Array,
+    out: Array, alpha: float, beta: float, lower: bool,
+) -> Array:  # fmt: skip
+    """The product of what the tiles carry, and of what they do not."""
+    tiles = (a.tiles, a.exponents, b.tiles, b.exponents)
+    known = ("packed", (*tiles, c, partial), out, a.rows, b.rows, a.k, alpha, beta, lower)
+    if config is not None or (made := launch_cache.again(*known)) is None:
+        problem = check_product(a, b, c, partial, out, (False, False), alpha, beta, lower)
+        import cupy
+
+        with cupy.cuda.Device(problem.device):
+            made = _at_once(problem, choice, config, known, tiles)
+    made = made if out is None else out
+    add_residuals(made, a, b, alpha=alpha)
+    return made

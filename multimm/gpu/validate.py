@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike
 
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
 from multimm.gpu.arrays import is_cupy
+from multimm.gpu.emulated.packed import PackedBlock
 from multimm.gpu.problem import NOTHING, Operand, Problem, operand
 from multimm.gpu.strides import ProductShape, Stack, may_overlap, repeats
 from multimm.shapes import Shape, check_operands, check_result
@@ -25,35 +26,22 @@ def check_product(
 ) -> Problem:  # fmt: skip
     """Check the arrays of a product; return it as kernels see it.
 
+    Of two packed operands, which fit together, C, P and D are checked; they themselves have no
+    arrays in it.
+
     Raises
     ------
     ShapeError, DTypeError, ArrayTypeError, OptionError
         Operands that do not fit together, or an `out` that cannot be written to.
     """
     check_beta(beta, c)
-    named = {"a": a, "b": b, "c": c, "partial": partial, "out": out}
+    packed = a.device_id if isinstance(a, PackedBlock) else None
+    named = {} if isinstance(a, PackedBlock) else {"a": a, "b": b}
+    named |= {"c": c, "partial": partial, "out": out}
     given = {name: x for name, x in named.items() if x is not None}
-    check_arrays(given, np.float32)
+    check_arrays(given, np.float32, packed)
+    device = a.device.id if packed is None else packed
     shape = product_shape(a.shape, b.shape, *trans)
-    return _checked(given, shape, trans, alpha, beta, lower, a.device.id)
-
-
-def check_epilogue(
-    c: Array, partial: Array, out: Array, sizes: tuple[int, int, int], alpha: float, beta: float,
-    lower: bool, device: int,
-) -> Problem:  # fmt: skip
-    """The same of a product of packed operands, which are checked, and have no arrays here."""
-    named = {"c": c, "partial": partial, "out": out}
-    given = {name: x for name, x in named.items() if x is not None}
-    check_arrays(given, np.float32, device)
-    shape = ProductShape((), *sizes)
-    return _checked(given, shape, (False, False), alpha, beta, lower, device)
-
-
-def _checked(
-    given: dict[str, Array], shape: ProductShape, trans: tuple[bool, bool], alpha: float,
-    beta: float, lower: bool, device: int,
-) -> Problem:  # fmt: skip
     check_lower(lower, shape.m, shape.n)
     for name in ("c", "partial"):
         if name in given:

@@ -9,7 +9,7 @@ import dask.array as da
 from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
-from multimm.graph.block_task import Block, BlockTask
+from multimm.graph.block_task import Block, within
 from multimm.graph.data_location import ProductLayer
 from multimm.graph.label import Kind
 from multimm.graph.lowering.host_downloads import below_download, downloaded
@@ -72,7 +72,11 @@ def build(
         else Gatherer(layout, layout.in_place, operands, step, keys).tasks()
     )
     if layout.problem.in_one:
-        tasks = {key: _on_device(task) for key, task in tasks.items()}
+        # One that reads a block reads it; all others work on a GPU.
+        tasks = {
+            key: task if task.label.kind is Kind.READ else within(task, on_device)
+            for key, task in tasks.items()
+        }
     elif layout.problem.uploaded:
         inputs = [*operands, addend] if addend else operands
         tasks |= uploads([*tasks.values()], inputs, keys)
@@ -85,11 +89,3 @@ def build(
     if layout.problem.downloaded and not layout.problem.in_one:
         return downloaded(result, keys, download_limit(layout, cluster))
     return result
-
-
-def _on_device(task: BlockTask) -> BlockTask:
-    """A task of blocks in host memory, which works on a GPU; one that reads a block reads it."""
-    if task.label.kind is Kind.READ:
-        return task
-    own: dict[str, Any] = {"label": task.label, "place": task.place, "sizes": task.sizes}
-    return BlockTask(task.key, on_device, task.func, *task.args, **own, **task.kwargs)

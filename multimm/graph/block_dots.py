@@ -11,8 +11,8 @@ import numpy as np
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from multimm.gpu import library_gemm
 from multimm.gpu.arrays import is_cupy
+from multimm.gpu.dtypes import accumulate_dtype, result_dtype
 from multimm.graph.block_task import Block
 from multimm.graph.tasks.multiply import Step, finished, gemm, stream_for
 
@@ -21,8 +21,8 @@ def dot(a: Block, b: Block) -> Block:
     """`numpy.dot`; of matrices on a GPU by our kernels, where these are faster than its library."""
     if not (is_cupy(a) and is_cupy(b) and a.ndim == b.ndim == 2):
         return np.dot(a, b)
-    accumulate = str(library_gemm.accumulate_dtype(a.dtype, b.dtype))
-    step = Step(accumulate, str(library_gemm.result_dtype(a.dtype, b.dtype)))
+    accumulate = str(accumulate_dtype(a.dtype, b.dtype))
+    step = Step(accumulate, str(result_dtype(a.dtype, b.dtype)))
     with stream_for(a):
         return finished(gemm(a, b, step=step))
 

@@ -161,6 +161,14 @@ class BlockTask(LabelledTask):
         return made
 
 
+def within(task: Task, func: Callable[..., Block], *first: Any, key: Key | None = None) -> Any:
+    """The same task, whose function another one calls: it is given that one behind `first`."""
+    own = {name: getattr(task, name, None) for name in ("label", "place", "sizes")}
+    more: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+    args = (*first, task.func, *task.args)
+    return type(task)(task.key if key is None else key, func, *args, **task.kwargs, **more)
+
+
 def _renamed(keys: tuple[Key, ...], new: Mapping[Key, Key]) -> tuple[Key, ...]:
     return tuple(new.get(key, key) for key in keys)
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Hashable
-from typing import Any
 
 from dask._task_spec import Task, TaskRef
 from dask.base import clone_key
 from dask.highlevelgraph import MaterializedLayer
 
-from multimm.graph.block_task import Key, LabelledTask, after
+from multimm.graph.block_task import Key, LabelledTask, after, within
 
 
 class TaskLayer(MaterializedLayer):
@@ -60,16 +59,8 @@ class TaskLayer(MaterializedLayer):
             if isinstance(other, LabelledTask):
                 other.label = other.label._replace(product=new(other.label.product))
             if bind_to is not None and not needed:
-                other, bound = _held_back(other, bind_to), True
+                other, bound = within(other, after, TaskRef(bind_to)), True
             tasks[other.key] = other
         layer = copy.copy(self)
         layer.mapping = tasks
         return layer, bound
-
-
-def _held_back(task: Task, until: Key) -> Task:
-    """The same task, which runs when another one is done."""
-    own = {name: getattr(task, name, None) for name in ("label", "place", "sizes")}
-    more: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
-    args = TaskRef(until), task.func, *task.args
-    return type(task)(task.key, after, *args, **task.kwargs, **more)

@@ -31,9 +31,8 @@ from multimm.blocks import plain
 from multimm.failures import named
 from multimm.graph.block_task import Block, Key, check_shape
 from multimm.graph.layers import TaskLayer
-from multimm.graph.lowering.operand import number_of, only_source, source_array
 from multimm.graph.tasks.multiply import finished, stream_for
-from multimm.planning.tiling.grid import Blocks
+from multimm.planning.tiling.grid import Blocks, number_of
 from multimm.planning.tiling.rechunk import Index, Where
 from multimm.shapes import Shape
 
@@ -85,42 +84,6 @@ def rearrange(block: Block, change: _Change) -> Block:
     with stream_for(block):
         part = block if change.where is None else block[change.where]
         return finished(part.reshape(change.split).transpose(change.axes).reshape(change.shape))
-
-
-def permuted(array: da.Array) -> tuple[da.Array, Index]:
-    """The array below lazy transposes of any axes, and the order in which they take its axes.
-
-    >>> x = da.ones((2, 3, 4), chunks=1)
-    >>> below, axes = permuted(x.transpose(2, 0, 1).swapaxes(0, 1))
-    >>> below.name == x.name, axes
-    (True, (0, 2, 1))
-    """
-    order = tuple(range(array.ndim))
-    while (found := _below(array)) is not None:
-        array, axes = found
-        order = tuple(axes[n] for n in order)
-    return array, order
-
-
-def _below(array: da.Array) -> tuple[da.Array, Index] | None:
-    """The array that this one is Dask's own transpose of, and the order of its axes."""
-    if (found := only_source(array)) is None:
-        return None
-    layer, name, before = found
-    after = tuple(layer.output_indices)
-    if sorted(map(str, before)) != sorted(map(str, after)) or len({*before}) < array.ndim:
-        return None
-    axes = tuple(before.index(label) for label in after)
-    func, kwargs = getattr(layer.task, "func", None), getattr(layer.task, "kwargs", {})
-    moved = {n for n, axis in enumerate(axes) if axis != n}
-    if func is np.swapaxes:
-        asked = {kwargs["axis1"] % array.ndim, kwargs["axis2"] % array.ndim}
-        if moved != (asked if len(asked) == 2 else set()):
-            return None
-    elif func is not np.transpose or kwargs.get("axes") != axes:
-        return None
-    below = source_array(array, name, axes)
-    return None if below is None else (below, axes)
 
 
 def grouped_chunks(chunks: Sequence[Blocks], groups: Sequence[int]) -> Chunks:

@@ -14,7 +14,7 @@ import dask.array as da
 from dask._task_spec import Task
 from dask.highlevelgraph import HighLevelGraph
 
-from multimm.graph.block_task import Block, BlockTask, Key
+from multimm.graph.block_task import Block, BlockTask, Key, within
 from multimm.graph.data_location import ProductLayer
 from multimm.graph.rearranged import RearrangedLayer, rearrange
 
@@ -92,12 +92,8 @@ def by_its_tasks(array: da.Array) -> da.Array:
         return array
     tasks = {key: task for key, task in below.items() if key not in last}
     for key, outer in last.items():
-        inner = below[key]
-        own = {"label": inner.label, "place": inner.place, "sizes": inner.sizes}
         _, change = outer.args
-        tasks[outer.key] = BlockTask(
-            outer.key, then, change, inner.func, *inner.args, **own, **inner.kwargs
-        )
+        tasks[outer.key] = within(below[key], then, change, key=outer.key)
     owners = tuple(below.owners[number] for number in layer.numbers) if below.owners else ()
     layers: dict[str, Any] = dict(array.dask.layers)
     needs = {**array.dask.dependencies, array.name: array.dask.dependencies[layer.source]}

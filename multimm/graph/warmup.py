@@ -19,11 +19,11 @@ from multimm.gpu.kernel_selection import PRECISIONS
 from multimm.gpu.precompile import absent, compile_files
 from multimm.graph.block_task import Block
 from multimm.graph.lowering.rechunk import join
-from multimm.graph.lowering.sub_blocks import SubBlocks
-from multimm.graph.lowering.symmetric import multiply_diagonal
+from multimm.graph.lowering.symmetric import link_diagonal
 from multimm.graph.tasks.half_precision import FLOAT32
 from multimm.graph.tasks.host_offload import download, upload
 from multimm.graph.tasks.multiply import Step, add, multiply, pack, transpose
+from multimm.graph.tasks.sub_blocks import SubBlocks
 
 #: Rows and columns of the result, and k: the least that gets the kernels of large blocks. All of
 #: it takes 2 GB and, once compiled, 0.2 s.
@@ -76,13 +76,14 @@ def run_tasks() -> None:
         multiply(a, b, partial, step=step)
         multiply(b, a, step=replace(step, trans_a=True, trans_b=True))
         turned = replace(step, trans_a=True)
-        multiply_diagonal(tall, multiply_diagonal(tall, step=turned), step=turned, complete=True)
+        sums = multiply(tall, verb=link_diagonal, step=turned)
+        multiply(tall, sums, verb=link_diagonal, step=turned, complete=True)
         symmetric = replace(step, trans_b=True)
-        multiply_diagonal(a, partial, step=symmetric, complete=True)
+        multiply(a, partial, verb=link_diagonal, step=symmetric, complete=True)
         if precision != "ieee":
             packed_a, packed_b = pack(a, role="a", step=step), pack(b, role="b", step=step)
             multiply(packed_a, packed_b, partial, step=step)
-            multiply_diagonal(packed_a, partial, step=symmetric)
+            multiply(packed_a, partial, verb=link_diagonal, step=symmetric)
     add(partial, transpose(partial), step=step)
     whole = (slice(0, SIDE), slice(0, SIDE))
     join(SubBlocks([partial], ((whole, whole),), (partial.shape,), partial.shape))

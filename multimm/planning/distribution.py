@@ -16,6 +16,7 @@ from multimm.planning.problem import PACKED_K_TILE, PACKED_SIDE
 from multimm.planning.tiling import rechunk
 from multimm.planning.tiling.grid import Coordinate
 from multimm.planning.tiling.rechunk import Rechunk
+from multimm.planning.tiling.stacks import share_of
 
 if TYPE_CHECKING:
     from multimm.planning.schedule import Schedule
@@ -191,7 +192,8 @@ class Distribution:
         if role not in self.in_place:
             return ()
         owners, k_tiles = self.in_place[role], len(self.schedule.k_tiles)
-        matrix = self._number_of[role][flat] if self.schedule.batch_blocks else 0
+        batch = self.schedule.batch_blocks
+        matrix = share_of(batch, self.spec(role).shape)[flat].number if batch else 0
         if role == "a":
             first = (matrix * len(self.schedule.m_blocks) + block) * k_tiles
             return owners[first : first + k_tiles]
@@ -214,18 +216,6 @@ class Distribution:
         return rechunk.away(
             spec.chunks[along], spec.owners, self.schedule.k_tiles, self.owners(role, 0, 0)
         )
-
-    @cached_property
-    def _number_of(self) -> dict[str, dict[int, int]]:
-        """By role and batch block of C: the number of the operand's batch block that it uses."""
-        return {
-            role: {
-                flat: at
-                for at, share in enumerate(self.schedule.shares(role))
-                for flat in share.users
-            }
-            for role in self.schedule.roles
-        }
 
     def arrives(self, role: str) -> bool:
         """Whether blocks of an operand come from other workers, or are read, during the product."""

@@ -14,7 +14,7 @@ from multimm.errors import DTypeError, ShapeError, integer
 from multimm.planning.tiling.grid import Blocks, remembered
 
 
-def _itemsize(dtype: str) -> int:
+def itemsize_of(dtype: str) -> int:
     """Bytes of an element, by NumPy's name of its dtype: planning needs no more of NumPy."""
     found = re.fullmatch(r"(?:u?int|float|bfloat|complex)(\d+)", dtype)
     if found is None and dtype != "bool":
@@ -131,7 +131,7 @@ class MatrixSpec:
         if any(size is None or size < 0 for size in sizes):
             raise ShapeError(f"a matrix of shape {self.shape}: sizes are integers, 0 or more")
         object.__setattr__(self, "shape", sizes)
-        object.__setattr__(self, "itemsize", self.itemsize or _itemsize(self.dtype))
+        object.__setattr__(self, "itemsize", self.itemsize or itemsize_of(self.dtype))
         if not self.chunks:
             object.__setattr__(self, "chunks", tuple((size,) for size in self.shape))
         if tuple(map(sum, self.chunks)) != tuple(self.shape):

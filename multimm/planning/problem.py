@@ -8,7 +8,7 @@ from itertools import zip_longest
 from math import prod
 
 from multimm.errors import ShapeError
-from multimm.planning.matrix import MatrixSpec
+from multimm.planning.matrix import MatrixSpec, itemsize_of
 from multimm.planning.tiling.grid import Blocks
 from multimm.shapes import check_operands
 
@@ -59,8 +59,6 @@ class Problem:
         The operands as they are multiplied, transposes applied.
     dtype, accumulate : str
         Of the result, and of partial sums.
-    out_bytes, sum_bytes : int
-        Bytes per element of the two.
     c : MatrixSpec, optional
         The C of which beta C is added at the end.
     rereadable : tuple of bool
@@ -94,8 +92,6 @@ class Problem:
     b: MatrixSpec
     dtype: str = "float32"
     accumulate: str = "float32"
-    out_bytes: int = 4
-    sum_bytes: int = 4
     c: MatrixSpec | None = None
     rereadable: tuple[bool, bool] = (False, False)
     pack: str = ""
@@ -154,6 +150,16 @@ class Problem:
             )
             chunks.append(b if sum(a) == 1 and sum(b) != 1 else a)
         return tuple(chunks)
+
+    @cached_property
+    def out_bytes(self) -> int:
+        """Bytes of an element of the result."""
+        return itemsize_of(self.dtype)
+
+    @cached_property
+    def sum_bytes(self) -> int:
+        """Bytes of an element of partial sums."""
+        return itemsize_of(self.accumulate)
 
     @cached_property
     def flops(self) -> int:

@@ -10,7 +10,7 @@ so that only a few k-tiles of A and B are alive at a time.
 
 Who computes which block is said by a work map (`multimm.planning.work`), and how operands come
 there by `multimm.planning.distribution`, or, where one is multiplied chunk by chunk where it lies,
-by `multimm.planning.in_place`.
+by `multimm.planning.owner_computes`, which says both.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from math import prod
 from typing import NamedTuple
 
 from multimm.planning.distribution import Distribution
-from multimm.planning.in_place import InPlace
 from multimm.planning.matrix import MatrixSpec
+from multimm.planning.owner_computes import OwnerComputes
 from multimm.planning.problem import Problem
 from multimm.planning.tiling.grid import (
     Blocks,
@@ -36,6 +36,7 @@ from multimm.planning.tiling.grid import (
     ceil_div,
     made_regular,
     merges,
+    number_of,
     parts_of,
     spans,
     turns,
@@ -43,7 +44,7 @@ from multimm.planning.tiling.grid import (
 from multimm.planning.tiling.result_chunks import Chunk, chunks_of, counted, within
 from multimm.planning.tiling.stacks import Share, shares
 from multimm.planning.work.cyclic import Cyclic, cyclic
-from multimm.planning.work.owner_computes import OwnerComputes, PartialProducts
+from multimm.planning.work.partial_products import PartialProducts
 from multimm.planning.work.symmetric import Symmetric, symmetric
 
 #: K-tiles of A and B that may be alive at once: one in use and one on its way.
@@ -108,7 +109,7 @@ class Schedule:
         The part of k that each chunk along k is in, where parts are what workers have of it: those
         of a part follow each other, as if they were stored so. Empty: parts are even.
     partial_products : PartialProducts, optional
-        One operand is multiplied where it lies: see `work.owner_computes`. Then block rows, or
+        One operand is multiplied where it lies: see `work.partial_products`. Then block rows, or
         block columns, are partial products of those of C.
     """
 
@@ -211,10 +212,7 @@ class Schedule:
 
     def flat(self, batch_index: Sequence[int]) -> int:
         """The number of a batch block, counted in C order."""
-        flat = 0
-        for index, blocks in zip(batch_index, self.batch_blocks, strict=True):
-            flat = flat * len(blocks) + index
-        return flat
+        return number_of(batch_index, [*map(len, self.batch_blocks)])
 
     def batch_index(self, flat: int) -> tuple[int, ...]:
         """The indices of a batch block from its number."""
@@ -263,16 +261,16 @@ class Schedule:
         return cyclic(p_m, p_n, *blocks, shapes, per_row_panel)
 
     @cached_property
-    def in_place(self) -> InPlace | None:
+    def in_place(self) -> OwnerComputes | None:
         """Operands of which one is multiplied chunk by chunk where it lies, if that is so."""
         if self.partial_products is None or not isinstance(self.blockwise, Cyclic):
             return None
-        return InPlace(self, OwnerComputes(self.partial_products, self.blockwise))
+        return OwnerComputes(self, self.partial_products, self.blockwise)
 
     @cached_property
     def work(self) -> Cyclic | Symmetric | OwnerComputes:
         """Who computes what, and who makes the blocks of C of that."""
-        return self.blockwise if self.in_place is None else self.in_place.work
+        return self.in_place or self.blockwise
 
     @cached_property
     def tiles(self) -> Distribution:
@@ -280,7 +278,7 @@ class Schedule:
         return Distribution(self)
 
     @cached_property
-    def operands(self) -> Distribution | InPlace:
+    def operands(self) -> Distribution | OwnerComputes:
         """How operands come to those that multiply them."""
         return self.in_place or self.tiles
 
@@ -354,21 +352,6 @@ class Schedule:
         )
 
     @property
-    def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Block row and block column of what is computed, of each batch block."""
-        return self.work.pairs
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of C that are computed."""
-        return self.work.count
-
-    @property
-    def share_result(self) -> int:
-        """Elements of C that the busiest worker keeps."""
-        return self.work.most_kept
-
-    @property
     def finishing(self) -> int:
         """Tasks on blocks of C after their last sum."""
         return self.work.finishing(adds=self.problem.c is not None)
@@ -376,7 +359,7 @@ class Schedule:
     @property
     def joined_bytes(self) -> int:
         """Bytes of an element of the partial products that are joined."""
-        adds = self.in_place is not None and self.in_place.work.adds
+        adds = self.in_place is not None and self.in_place.adds
         return self.problem.sum_bytes if adds else self.problem.out_bytes
 
     def worker(self, row: int, j: int, part: int) -> Coordinate:
@@ -401,7 +384,7 @@ class Schedule:
         """By computed block of C: how many its place has had before, so that owners take turns."""
         found: dict[tuple[int, int], int] = {}
         before: Counter[tuple[int, int]] = Counter()
-        for flat, (i, j) in product(range(len(self.batch_sizes)), self.pairs):
+        for flat, (i, j) in product(range(len(self.batch_sizes)), self.work.pairs):
             row = self.row(flat, i)
             r, c = self.work.worker(row, j)
             place = r % self.grid.p_m, c % self.grid.p_n
@@ -493,7 +476,7 @@ class Schedule:
         But for what is little. And a worker would wait between k-tiles: C is one block, and there
         is no other to go on with.
         """
-        alone = self.blocks == 1 and self.steps > 1 and not self.operands.packed
+        alone = self.work.count == 1 and self.steps > 1 and not self.operands.packed
         little = min(LITTLE, LITTLE_OF * max(self.spec(role).nbytes for role in self.roles))
         return alone and all(
             role in self.operands.in_place
@@ -545,7 +528,7 @@ class Schedule:
         chained = sum(ceil_div(end - start, per_task) for start, end in pairwise(self.first_k_tile))
         chained = 1 if self.partial_products else chained
         products = (
-            self.blocks * (chained + sums) + self.finishing + self.operands.coalesced_transfers
+            self.work.count * (chained + sums) + self.finishing + self.operands.coalesced_transfers
         )
         packed = self.operands.packed
         panels = self.operand_panels() if self.stream or packed else set()

@@ -137,9 +137,9 @@ def test_one_triangle_makes_all_of_it(trans, conj_a, conj_b, rows):
     a = cupy.asarray(np.ascontiguousarray(x.T) if trans else x)
     step = Step("complex64", "complex64", trans, not trans, conj_a=conj_a, conj_b=conj_b)
     exact = cupy.asarray(op(x, False, conj_a)).astype("c16") @ cupy.asarray(op(x, True, conj_b))
-    found = symmetric.multiply_diagonal(a, step=step, complete=True)
+    found = symmetric.link_diagonal(a, step=step, complete=True)
     assert bool((found == exact).all())
-    more = symmetric.multiply_diagonal(a, found, step=step, complete=True)
+    more = symmetric.link_diagonal(a, found, step=step, complete=True)
     assert bool((more == 2 * exact).all())
 
 
@@ -147,7 +147,7 @@ def test_a_hermitian_product_is_so_bit_by_bit_and_keeps_the_bound():
     x = normal((3000, 2900))
     a = cupy.asarray(x)
     step = Step("complex64", "complex64", trans_b=True, conj_b=True)
-    found = symmetric.multiply_diagonal(a, step=step, complete=True)
+    found = symmetric.link_diagonal(a, step=step, complete=True)
     assert bool((found == found.conj().T).all())
     assert not bool(found.diagonal().imag.any())
     # Two sums whose difference is rounded once more.

@@ -15,7 +15,7 @@ from multimm.gpu.elementwise.batched_copy import CAPACITY, Move, copy_all
 from multimm.gpu.elementwise.reduce import add_partials
 from multimm.gpu.elementwise.transpose import TransposeConfig, config_for, transpose
 from multimm.gpu.runtime import launch_cache
-from multimm.graph.lowering.sub_blocks import SubBlocks
+from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.tiling.grid import regular
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out

@@ -22,9 +22,9 @@ from multimm.gpu.transfer.pinned_copy import (
     to_host,
 )
 from multimm.graph.lowering.rechunk import upload_sub_blocks
-from multimm.graph.lowering.sub_blocks import SubBlocks, multiply_sub_blocks
 from multimm.graph.tasks.host_offload import download, on_device, upload
 from multimm.graph.tasks.multiply import Step, multiply
+from multimm.graph.tasks.sub_blocks import SubBlocks
 
 pytestmark = pytest.mark.gpu
 
@@ -205,7 +205,7 @@ def test_a_product_as_one_task(dtype, chunk):
     step = Step(str(accumulate_dtype(x.dtype, y.dtype)), dtype, False, True, 2, 3)
     step = replace(step, dtype_a=x.dtype, dtype_b=x.dtype, dtype_c=x.dtype)
     given = [x, y] if chunk > 1000 else [in_pieces(x, chunk), in_pieces(y, chunk)]
-    found = on_device(multiply_sub_blocks, *given, None, c=c, step=step, verb=multiply)
+    found = on_device(multiply, *given, None, c=c, step=step)
     assert type(found) is np.ndarray
     np.testing.assert_array_equal(found, (2 * (x @ y.T) + 3 * c).astype(dtype))
 

@@ -12,6 +12,7 @@ from gpu_arrays import AWKWARD, SKINNY, assert_exact, padded
 
 from multimm.errors import ArrayTypeError, DTypeError, ShapeError
 from multimm.gpu import library_gemm, product
+from multimm.gpu.dtypes import result_dtype
 from multimm.gpu.elementwise.transpose import transpose
 from multimm.gpu.simt.configs import REGISTRY
 
@@ -256,6 +257,6 @@ def test_reference_runs_on_gpu_arrays():
         result = library_gemm.gemm(cupy.asarray(a), cupy.asarray(b), alpha=1, partial=None)
         assert isinstance(result, cupy.ndarray)
         assert_exact(result, a @ b, dtype)
-        assert result.dtype == library_gemm.result_dtype(dtype, dtype)
+        assert result.dtype == result_dtype(dtype, dtype)
     parts = [cupy.full((2, 2), i, np.float32) for i in range(5)]
     assert_exact(library_gemm.add_partials(parts), np.full((2, 2), 10.0), "parts")

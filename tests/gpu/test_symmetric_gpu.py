@@ -54,10 +54,10 @@ def test_what_is_below_the_diagonal_is_right(precision, turned, packed):
     if packed and precision != "ieee":
         block = multiply.pack(block, role="a", step=step)
     partial = cupy.full((ROWS, ROWS), 3, "f4")
-    assert_lower(symmetric.multiply_diagonal(block, step=step), x, 0, PROMISES[precision])
-    found = symmetric.multiply_diagonal(block, partial, step=step)
+    assert_lower(symmetric.link_diagonal(block, step=step), x, 0, PROMISES[precision])
+    found = symmetric.link_diagonal(block, partial, step=step)
     assert_lower(found, x, 3, PROMISES[precision])
-    again = symmetric.multiply_diagonal(block, partial, step=step)
+    again = symmetric.link_diagonal(block, partial, step=step)
     assert bool((cupy.tril(found) == cupy.tril(again)).all())
 
 
@@ -88,8 +88,8 @@ def test_a_stack_of_triangles():
 
 def test_float64_is_multiplied_in_pieces():
     x = normal()[:3000].astype("f8")
-    found = symmetric.multiply_diagonal(cupy.asarray(x), step=Step("float64", "float64",
-                                                                    trans_b=True))  # fmt: skip
+    found = symmetric.link_diagonal(cupy.asarray(x), step=Step("float64", "float64",
+                                                                trans_b=True))  # fmt: skip
     np.testing.assert_allclose(np.tril(found.get()), np.tril(x @ x.T), rtol=1e-12, atol=1e-9)
     assert len(triangle(3000, "float64")) > 1
 
@@ -103,7 +103,7 @@ def test_a_source_that_cannot_be_packed_is_multiplied_whole(packed):
     if packed:
         block = multiply.pack(block, role="a", step=step)
         assert block.raw is not None
-    found = symmetric.multiply_diagonal(block, step=step)
+    found = symmetric.link_diagonal(block, step=step)
     assert bool(cupy.isinf(found[5, 5]))
     finite = cupy.arange(ROWS) != 5
     assert bool(cupy.isfinite(cupy.tril(found)[finite][:, finite]).all())
@@ -116,8 +116,8 @@ def test_packed_once_or_for_one_product_the_bits_are_the_same(precision, turned)
     x[3, 5] = 1e-12
     step = Step("float32", "float32", trans_a=turned, trans_b=not turned, precision=precision)
     block = cupy.asarray(np.ascontiguousarray(x.T) if turned else x)
-    found = symmetric.multiply_diagonal(block, step=step)
-    first = symmetric.multiply_diagonal(multiply.pack(block, role="a", step=step), step=step)
+    found = symmetric.link_diagonal(block, step=step)
+    first = symmetric.link_diagonal(multiply.pack(block, role="a", step=step), step=step)
     assert bool((cupy.tril(found) == cupy.tril(first)).all())
 
 
@@ -127,10 +127,10 @@ def test_slabs_in_turn_are_those_of_tasks_one_after_the_other():
     slabs = [cupy.asarray(x[:, s : s + 500]) for s in range(0, K, 500)]
     sums = None
     for slab in slabs:
-        sums = symmetric.multiply_diagonal(slab, sums, step=step)
+        sums = symmetric.link_diagonal(slab, sums, step=step)
     *before, last = slabs
-    found = multiply.in_turn(
-        last, None, link=symmetric.link_diagonal, before=[[slab] for slab in before], step=step,
+    found = multiply.multiply(
+        last, None, verb=symmetric.link_diagonal, before=[[slab] for slab in before], step=step,
         inner=step, complete=True,
     )  # fmt: skip
     assert bool((cupy.tril(found) == cupy.tril(sums)).all())
@@ -147,7 +147,7 @@ def test_stretches_of_a_long_k(precision, odd):
     if odd is not None:
         x[k // 2, 5] = odd
     step = Step("float32", "float32", trans_a=True, precision=precision)
-    found = symmetric.multiply_diagonal(x, step=step)
+    found = symmetric.link_diagonal(x, step=step)
     plain = multiply.multiply(x, x.copy(), step=step)
     rows = [0, 5, 6, side - 1]
     few = x[:, rows].astype("f8")

@@ -188,7 +188,7 @@ def test_a_tall_operand_in_small_chunks_stays_where_it_lies(precision, columns):
             tall((4096, 1024), 4096, 1024, 10),
         )
         c = multiplied(client, a, b.persist(), precision)
-        assert multimm.plan(a, b, precision=precision).layout.in_place.work.adds == (columns < 4096)
+        assert multimm.plan(a, b, precision=precision).layout.in_place.adds == (columns < 4096)
         assert multimm.verify(a, b, c, precision=precision)
 
 
@@ -232,7 +232,7 @@ def multiplied(client, a, b, precision):
     wait([a, b])
     plan = multimm.plan(a, b, precision=precision)
     assert plan.layout.in_place is not None
-    assert plan.layout.in_place.work.joined
+    assert plan.layout.in_place.joined
     reset_received_bytes(client)
     c = multimm.matmul(a, b, precision=precision).persist()
     wait(c)

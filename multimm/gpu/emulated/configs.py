@@ -343,45 +343,33 @@ def slices_of(
     return next(cut for cut, time in zip(cuts, times, strict=True) if time <= ENOUGH * min(times))
 
 
-@functools.lru_cache(maxsize=1024)
 def choose_split(
-    m: int, n: int, k: int, products: int, device: Device, lower: bool = False
-) -> tuple[SplitConfig, str]:
-    """Return the configuration with the least predicted time for a product, and why.
+    m: int, n: int, cut: tuple[int, int], products: int, device: Device, lower: bool = False
+) -> SplitConfig:
+    """Return the configuration with the least predicted time for a product.
 
     The busiest multiprocessor computes ``ceil(tiles / multiprocessors)`` whole tiles, padding
     included. The first of equals wins.
 
     Parameters
     ----------
-    m, n, k : int
+    m, n : int
+    cut : (int, int)
+        Of k, by `slices_of`.
     products : int
         3 for ``float32``, 1 for ``tf32``.
     device : Device
     lower : bool
         Only tiles that reach the diagonal of a square D are computed.
 
-    Returns
-    -------
-    config : SplitConfig
-    reason : str
-        One line.
-
     Raises
     ------
     KernelError
         If no configuration makes that many products.
     """
-    cut = slices_of(m, n, k, products, device, lower)
     best, _ = _fastest(m, n, cut, products, device, lower)
-    reason = (
-        f"{best.name}: {best.config.tiles(m, n, lower)} tiles of {TILE_M}x{best.config.tile_n} on "
-        f"{device.multiprocessors} multiprocessors ({best.why})"
-    )
-    if cut[0] > 1:
-        reason += f", k cut into {cut[0]} slices"
-    logger.debug("m=%d n=%d k=%d: %s", m, n, k, reason)
-    return best.config, reason
+    logger.debug("m=%d n=%d: %s (%s)", m, n, best.name, best.why)
+    return best.config
 
 
 def split_seconds(m: int, n: int, k: int, products: int, device: Device) -> float:
@@ -390,7 +378,7 @@ def split_seconds(m: int, n: int, k: int, products: int, device: Device) -> floa
     Parameters
     ----------
     m, n, k, products, device
-        As for `choose_split`.
+        As for `slices_of`.
     """
     cut = slices_of(m, n, k, products, device)
     _, clocks = _fastest(m, n, cut, products, device)

@@ -14,82 +14,23 @@ from typing import Any
 import numpy as np
 
 from multimm.errors import KernelError
-from multimm.gpu.arch import IF_BROAD, LOWER, UNLESS_REFUSED
+from multimm.gpu.arch import IF_BROAD, LOWER, UNLESS_REFUSED, Device
 from multimm.gpu.emulated.configs import (
-    PRODUCTS,
     SLAB,
     SPLIT_REGISTRY,
     SplitConfig,
     choose_split,
     slices_of,
 )
-from multimm.gpu.emulated.outliers import add_residuals
-from multimm.gpu.emulated.packed import PackedBlock
-from multimm.gpu.kernel_selection import Choice, note
 from multimm.gpu.problem import Problem
-from multimm.gpu.runtime import launch_cache
 from multimm.gpu.runtime.launch import device_of, kernel_for
 from multimm.gpu.runtime.launch_cache import Run
 from multimm.gpu.simt.configs import entry_named
 from multimm.gpu.simt.split_k import can_be_added, slice_step, summed
-from multimm.gpu.validate import check_epilogue
 
 logger = logging.getLogger(__name__)
 
-Array = Any
-
 _PLAIN = np.float32(1), np.float32(0)  # alpha and beta
-
-
-def gemm(
-    a: PackedBlock, b: PackedBlock, choice: Choice, *, alpha: float, beta: float, c: Array,
-    partial: Array, out: Array, lower: bool, config: object,
-) -> Array:  # fmt: skip
-    """D = alpha * (A @ B + P) + beta * C of packed operands that fit together.
-
-    Parameters
-    ----------
-    a, b : PackedBlock
-        With tiles, and not empty.
-    choice : Choice
-        For `last_choice`.
-    alpha, beta, c, partial, out, lower, config
-        As for `multimm.gpu.gemm`; there is a C unless beta is 0.
-    """
-    tiles = (a.tiles, a.exponents, b.tiles, b.exponents)
-    known = ("packed", (*tiles, c, partial), out, a.rows, b.rows, a.k, alpha, beta, lower)
-    result = launch_cache.again(*known) if config is None else None
-    if result is None:
-        result = _decided(a, b, c, partial, out, alpha, beta, lower, config, known)
-    add_residuals(result, a, b, alpha=alpha)
-    note(choice)
-    return result
-
-
-def _decided(
-    a: PackedBlock, b: PackedBlock, c: Array, partial: Array, out: Array, alpha: float,
-    beta: float, lower: bool, config: object, known: tuple[Any, ...],
-) -> Array:  # fmt: skip
-    """The product of what the tiles carry; what was decided is kept for the next of the kind."""
-    sizes = a.rows, b.rows, a.k
-    problem = check_epilogue(c, partial, out, sizes, alpha, beta, lower, a.device_id)
-    import cupy
-
-    with cupy.cuda.Device(problem.device):
-        problem = problem.with_result()
-        found = problem.addressable()
-        launch, turned = prepared(found, PRODUCTS[a.scheme], config), problem.turned
-
-        def run(pointers: Sequence[int]) -> None:  # kept: it must refer to no operand
-            ta, ea, tb, eb, *others = pointers
-            launch((*((tb, eb, ta, ea) if turned else (ta, ea, tb, eb)), *others, 0))
-
-        # The copies stay referenced until everything that reads them is in the stream.
-        run([*(x.data.ptr for x in known[1][:4]), *found.pointers[2:]])
-        *_, result = problem.arrays
-        if config is None and found.stands_for(problem):
-            launch_cache.keep(*known, result=result, run=run)
-    return result if out is None else out
 
 
 def prepared(problem: Problem, products: int, config: object = None) -> Run:
@@ -124,13 +65,14 @@ def prepared(problem: Problem, products: int, config: object = None) -> Run:
         for it.
     """
     (_, m, n, k), lower = problem.shape, problem.lower
-    chosen, device = _config(problem, products, config), device_of(problem.device)
+    device = device_of(problem.device)
+    slices, length = cut = slices_of(m, n, k, products, device, lower)
+    chosen = _config(problem, cut, products, device, config)
     kernel = kernel_for(
         problem.device, f"{chosen.entry}.cu", chosen.entry,
         (*chosen.defines().items(), *LOWER * lower),
         shared_bytes=chosen.shared_bytes, specific=chosen.specific,
     )  # fmt: skip
-    slices, length = slices_of(m, n, k, chosen.products, device, lower)
     length *= chosen.tiles_of_slab
     tiles, sizes = chosen.tiles(m, n, lower), (m, n, -(-k // SLAB) * chosen.tiles_of_slab)
     logger.debug("k=%d %s: %d tiles, %d slices of %d slabs", k, chosen, tiles, slices, length)
@@ -158,11 +100,12 @@ def prepared(problem: Problem, products: int, config: object = None) -> Run:
     return summed(of_slices, lambda: run, problem, 4, slices, guard)
 
 
-def _config(problem: Problem, products: int, config: object) -> SplitConfig:
+def _config(
+    problem: Problem, cut: tuple[int, int], products: int, device: Device, config: object
+) -> SplitConfig:
     """What was asked for, if it fits the operands and the GPU, or what should be fastest."""
-    device = device_of(problem.device)
     if config is None:
-        config, _ = choose_split(*problem.shape[1:], products, device, problem.lower)
+        config = choose_split(*problem.shape[1:3], cut, products, device, problem.lower)
     elif isinstance(config, str):
         config = entry_named(SPLIT_REGISTRY, config).config
     if not isinstance(config, SplitConfig):

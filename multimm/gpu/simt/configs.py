@@ -189,8 +189,8 @@ def entry_named(entries: Sequence[Any], name: str) -> Any:
     raise KernelError(f"kernel configuration {name!r} is unknown; known are {known}")
 
 
-def choose(sizes: GemmSizes, device: Device, names: Sequence[str] = ()) -> tuple[TileConfig, str]:
-    """Return the configuration with the least predicted time, and why.
+def choose(sizes: GemmSizes, device: Device, slices: int, names: Sequence[str] = ()) -> TileConfig:
+    """Return the configuration with the least predicted time.
 
     The first of equals wins, so larger tiles do.
 
@@ -198,31 +198,17 @@ def choose(sizes: GemmSizes, device: Device, names: Sequence[str] = ()) -> tuple
     ----------
     sizes : GemmSizes
     device : Device
+    slices : int
+        Of `slices_of_k`.
     names : sequence of str, optional
         Of the entries to choose from. Default: all.
-
-    Returns
-    -------
-    config : TileConfig
-    reason : str
-        One line.
     """
-    slices = slices_of_k(sizes, device)
     entries = [entry_named(REGISTRY, name) for name in names] or REGISTRY
     best = min(entries, key=lambda entry: _clocks(entry, sizes, device, slices))
+    m, n, k = sizes.m, sizes.n, sizes.k
+    logger.debug("m=%d n=%d k=%d: %s (%s), %d slices of k", m, n, k, best.name, best.why, slices)
     config: TileConfig = best.config
-    tiles = _tiles(config, sizes) * slices
-    area = config.block_m * config.block_n * max(1, tiles)
-    inside = sizes.m * (sizes.m + 1) // 2 if sizes.lower else sizes.m * sizes.n
-    useful = sizes.batch * slices * inside / area
-    reason = (
-        f"{best.name}: {tiles} tiles of {config.block_m}x{config.block_n} on "
-        f"{device.multiprocessors} multiprocessors, {useful:.0%} of them inside D ({best.why})"
-    )
-    if slices > 1:
-        reason += f", k cut into {slices} slices"
-    logger.debug("m=%d n=%d k=%d: %s", sizes.m, sizes.n, sizes.k, reason)
-    return config, reason
+    return config
 
 
 def predicted_seconds(sizes: GemmSizes, device: Device) -> float:

@@ -52,14 +52,14 @@ def prepared(problem: Problem, config: object, if_refused: bool = False) -> Run:
     axes = batch_axes(problem.shape.batch, [*zip(problem.arrays, problem.stacks, strict=True)])
     loads = load_paths(problem.trans, problem.stacks, axes)
     sizes = sizes_of(problem.shape, loads, problem.lower and not if_refused)
-    sides = loads["TRANS_A"] == 1, loads["TRANS_B"] == 1
     if config is None and not if_refused and (way := thin.way_for(sizes, device)) is not None:
-        return thin.prepared(way, problem, axes, sides)
+        return thin.prepared(way, problem, axes, loads)
+    slices = slices_of_k(sizes, device)
     if if_refused:
-        tile, _ = choose(sizes, device, INSTEAD)
+        tile = choose(sizes, device, slices, INSTEAD)
         loads, guard = alike(loads), IF_REFUSED  # the fewest kernels
     else:
-        tile, guard = _tile(config, sizes, device), ()
+        tile, guard = _tile(config, sizes, device, slices), ()
     kernel = kernel_for(
         problem.device, "sgemm_ffma.cu", "sgemm_ffma",
         (*tile.defines().items(), *loads.items(), *guard, *LOWER * sizes.lower),
@@ -69,20 +69,19 @@ def prepared(problem: Problem, config: object, if_refused: bool = False) -> Run:
     launches = functools.partial(
         prepare, kernel, tiles, tile.threads, shared_bytes=tile.shared_bytes, guarded=if_refused
     )
-    slices = slices_of_k(sizes, device)
     if if_refused and 2 * tiles > device.multiprocessors:
         slices = 1  # seldom needed: not worth the launch of a sum
     if slices > 1 and problem.alpha != 0 and can_be_added(problem):
-        return in_slices(launches, problem, slices, slice_length(sizes.k, slices), sides, guard)
+        return in_slices(launches, problem, slices, slice_length(sizes.k, slices), loads, guard)
     return launches(problem.head, problem.stacks, axes)
 
 
-def _tile(config: object, sizes: GemmSizes, device: Device) -> TileConfig:
+def _tile(config: object, sizes: GemmSizes, device: Device, slices: int) -> TileConfig:
     """What was asked for, or what should be fastest."""
     if isinstance(config, str):
         config = entry_named(REGISTRY, config).config
     if config is None:
-        config, _ = choose(sizes, device)
+        config = choose(sizes, device, slices)
     if not isinstance(config, TileConfig):
         raise KernelError(f"{config} is none of sgemm_ffma: pass a TileConfig, or its name")
     return config

@@ -19,6 +19,7 @@ from multimm.gpu.problem import Problem
 from multimm.gpu.runtime.launch import Launches
 from multimm.gpu.runtime.launch_cache import Run
 from multimm.gpu.runtime.workspace import workspace
+from multimm.gpu.simt.load_paths import Loads
 from multimm.gpu.strides import ABSENT, Axis, ProductShape, Stack
 
 logger = logging.getLogger(__name__)
@@ -53,8 +54,7 @@ def slice_step(shape: ProductShape) -> int:
 
 
 def in_slices(
-    prepare: Prepare, problem: Problem, slices: int, length: int, sides: tuple[bool, bool],
-    guard: Guard = (),
+    prepare: Prepare, problem: Problem, slices: int, length: int, loads: Loads, guard: Guard = (),
 ) -> Run:  # fmt: skip
     """Return what computes a product in slices of k.
 
@@ -66,7 +66,7 @@ def in_slices(
         Its stack has one product.
     slices, length : int
         How many, and the length of all but the last.
-    sides : (bool, bool)
+    loads : Loads
         Whether A and B are stored as the transposes of op(A) and op(B).
     guard : Guard, optional
         With which the kernel was compiled.
@@ -80,7 +80,8 @@ def in_slices(
     _, m, n, k = problem.shape
     a, b, *_ = stacks = problem.stacks
     step = slice_step(problem.shape)
-    steps = (length * (a.ld if sides[0] else 1), length * (1 if sides[1] else b.ld), 0, 0, step)
+    along_a, along_b = a.ld if loads["TRANS_A"] else 1, 1 if loads["TRANS_B"] else b.ld
+    steps = (length * along_a, length * along_b, 0, 0, step)
     sums = Stack(0, m, n, n, False, ())
     launches = prepare(
         (m, n, k, length, 1.0, 0.0), (a, b, ABSENT, ABSENT, sums), [Axis(slices, steps)]

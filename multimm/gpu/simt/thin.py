@@ -20,8 +20,9 @@ from multimm.gpu.arch import MAX_PARTS, Device, defines
 from multimm.gpu.problem import Problem
 from multimm.gpu.runtime.launch import kernel_for, prepare
 from multimm.gpu.runtime.launch_cache import Run
+from multimm.gpu.simt.load_paths import Loads
 from multimm.gpu.simt.split_k import can_be_added, in_slices
-from multimm.gpu.strides import Axis, GemmSizes, Stack
+from multimm.gpu.strides import Axis, GemmSizes
 
 #: The longest k that is thin.
 THIN = 12
@@ -282,7 +283,7 @@ def _slice_length(config: DotConfig | AxpyConfig, side: int, k: int, device: Dev
     return -(-k // (max(1, wanted) * SLICE_UNIT)) * SLICE_UNIT
 
 
-def prepared(way: Way, problem: Problem, axes: Sequence[Axis], sides: tuple[bool, bool]) -> Run:
+def prepared(way: Way, problem: Problem, axes: Sequence[Axis], loads: Loads) -> Run:
     """Return what launches a skinny product.
 
     Parameters
@@ -293,8 +294,8 @@ def prepared(way: Way, problem: Problem, axes: Sequence[Axis], sides: tuple[bool
         Addressable.
     axes : sequence of Axis
         Of `launch.batch_axes`.
-    sides : (bool, bool)
-        Whether A and B are stored as the transposes of op(A) and op(B).
+    loads : Loads
+        Of `load_paths`.
 
     Returns
     -------
@@ -304,32 +305,23 @@ def prepared(way: Way, problem: Problem, axes: Sequence[Axis], sides: tuple[bool
     """
     stacks = problem.stacks
     config, (_, m, n, _) = way.config, problem.shape
-    kernel = _kernel(way, problem.device, stacks, axes, sides)
+    kernel = _kernel(way, problem.device, loads)
     launches = functools.partial(
         prepare, kernel, way.blocks(m, n), config.threads, shared_bytes=config.shared_bytes
     )
     if way.slices > 1 and problem.alpha != 0 and can_be_added(problem):
-        return in_slices(launches, problem, way.slices, way.length, sides)
+        return in_slices(launches, problem, way.slices, way.length, loads)
     return launches(problem.head, stacks, axes)
 
 
-def _kernel(
-    way: Way, device: int, stacks: Sequence[Stack], axes: Sequence[Axis], sides: tuple[bool, bool]
-) -> Any:
+def _kernel(way: Way, device: int, loads: Loads) -> Any:
     config = way.config
-    given = {**config.defines(), "TRANS_A": int(sides[0]), "TRANS_B": int(sides[1])}
+    given = {**config.defines(), "TRANS_A": loads["TRANS_A"], "TRANS_B": loads["TRANS_B"]}
     if way.kernel != "sgemm_outer":
         given["TURNED"] = int(way.turned)
-    if isinstance(config, AxpyConfig):
-        given["WIDE"] = int(_is_wide(config.cells, stacks, axes, int(way.turned)))
+    if way.kernel == "sgemm_axpy":
+        given["WIDE"] = loads["WIDE_B" if way.turned else "WIDE_A"]
     return kernel_for(
         device, f"{way.kernel}.cu", way.kernel, tuple(given.items()),
         shared_bytes=config.shared_bytes,
     )  # fmt: skip
-
-
-def _is_wide(cells: int, stacks: Sequence[Stack], axes: Sequence[Axis], operand: int) -> bool:
-    """Whether all rows of an operand begin and end on addresses of `cells` words."""
-    stack = stacks[operand]
-    lengths = (stack.ld, stack.cols, *(axis.strides[operand] for axis in axes))
-    return stack.pointer % (4 * cells) == 0 and not any(length % cells for length in lengths)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from dask._task_spec import List, TaskRef
 
-from multimm.graph.block_task import BlockTask, Key, after
+from multimm.graph.block_task import BlockTask, Key, after, within
 from multimm.graph.label import Kind
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.multiply import wait_for
@@ -66,6 +65,4 @@ class Barriers:
                 for barrier in own
                 if barrier.place.order[:2] < end.place.order[:2]
             ]
-            same: dict[str, Any] = {"label": end.label, "place": end.place, "sizes": end.sizes}
-            args = List(*kept), end.func, *end.args
-            self.made[end.key] = BlockTask(end.key, after, *args, **end.kwargs, **same)
+            self.made[end.key] = within(end, after, List(*kept))

@@ -13,13 +13,13 @@ from math import prod
 
 from multimm.graph.block_task import BlockTask, Key
 from multimm.graph.label import Kind
-from multimm.graph.lowering.operand import Operand, number_of
+from multimm.graph.lowering.operand import Operand
 from multimm.graph.lowering.rechunk import SubBlock, coalesced, cut_out, task_of
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.partial_products import KTile
-from multimm.planning.in_place import InPlace
+from multimm.planning.owner_computes import OwnerComputes
 from multimm.planning.schedule import Schedule
-from multimm.planning.tiling.grid import Coordinate
+from multimm.planning.tiling.grid import Coordinate, number_of
 from multimm.planning.tiling.rechunk import cuts_of, shape_of, size_of
 
 Cell = tuple[int, int]  #: a k-tile, and a block across
@@ -30,7 +30,7 @@ class SmallOperand:
     """One operand of a product whose other one stays where it lies."""
 
     layout: Schedule
-    own: InPlace
+    own: OwnerComputes
     operand: Operand
     keys: Keys
 
@@ -50,7 +50,7 @@ class SmallOperand:
         """Sub-blocks of its chunks, by k-tile and block across."""
         operand, layout = self.operand, self.layout
         found = {}
-        for s, across in product(range(len(layout.k_tiles)), range(len(self.own.work.across))):
+        for s, across in product(range(len(layout.k_tiles)), range(len(self.own.across))):
             at = (across, s) if self.own.partial_products.by_columns else (s, across)
             cuts = cuts_of(operand.own_chunks, operand.where(operand.index((), *at)))
             found[s, across] = [

@@ -1,44 +1,26 @@
 """An operand and the plan's blocks: where they are stored, and its own ones, which may be others.
 
 One that comes from a file or a generator is read from there in exactly the plan's blocks.
-
-A lazy transpose or conjugate is peeled off: the product takes the blocks below it, and is told so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import dask.array as da
-import numpy as np
-from dask._task_spec import TaskRef
-from dask.blockwise import Blockwise
 
 from multimm.graph.block_task import Block, Key
 from multimm.graph.tasks.host_offload import upload
-from multimm.graph.tasks.multiply import transpose as transpose_block
 from multimm.planning.matrix import Storage
 from multimm.planning.schedule import Schedule
-from multimm.planning.tiling.grid import Blocks, Coordinate
+from multimm.planning.tiling.grid import Blocks, Coordinate, number_of
 from multimm.planning.tiling.rechunk import Index, offsets
 
 Reader = Callable[[tuple[slice, ...]], Block]
-
-
-def number_of(at: Sequence[int], blocks: Sequence[int]) -> int:
-    """The number of a block in C order.
-
-    >>> number_of((1, 2), (4, 3))
-    5
-    """
-    number = 0
-    for index, count in zip(at, blocks, strict=True):
-        number = number * count + index
-    return number
 
 
 def reader_of(array: Any) -> Reader | None:
@@ -56,104 +38,6 @@ def storage_of(array: Any) -> Storage | None:
     """Storage chunks of the file that the array's blocks are read from, if its reader tells."""
     storage: Storage | None = getattr(reader_of(array), "storage", None)
     return storage
-
-
-class Peeled(NamedTuple):
-    """An array below lazy transposes and conjugates, and what these made of it."""
-
-    array: da.Array
-    turned: bool  #: its last two axes are swapped
-    conjugated: bool  #: never of real numbers, which that does not change
-
-
-def peel(array: da.Array) -> Peeled:
-    """The array below lazy transposes of the last two axes, and lazy conjugates.
-
-    Only what is nothing but a transpose or a conjugate is taken off: the topmost layer must be
-    Dask's own for ``x.T``, ``x.transpose``, ``x.swapaxes``, ``x.conj``, ``np.conj`` or ours for
-    `multimm.transpose`, and read every block of one array once.
-
-    >>> x = da.ones((2, 3), chunks=1)
-    >>> peel(x.T)[0] is x, peel(x.T)[0].name == x.name, peel(x.T)[1]
-    (False, True, True)
-    """
-    turned = conjugated = False
-    while True:
-        if (below := _below(array, _swaps_last_axes, swapped=True)) is not None:
-            turned = not turned
-        elif (below := _below(array, _conjugates, swapped=False)) is not None:
-            conjugated = not conjugated
-        else:
-            return Peeled(array, turned, conjugated and array.dtype.kind == "c")
-        array = below
-
-
-def _below(
-    array: da.Array, does: Callable[[Blockwise, Sequence[str], da.Array], bool], *, swapped: bool
-) -> da.Array | None:
-    """The array that this one is made of by nothing but what the topmost layer does to blocks."""
-    found = only_source(array)
-    if found is None or not does(found[0], found[2], array):
-        return None
-    axes = tuple(range(array.ndim))
-    return source_array(array, found[1], (*axes[:-2], *axes[:-3:-1]) if swapped else axes)
-
-
-def only_source(array: da.Array) -> tuple[Blockwise, str, Sequence[str]] | None:
-    """The layer that makes an array block by block of one other, that one's name and labels."""
-    layer = array.dask.layers.get(array.name)
-    if not isinstance(layer, Blockwise) or len(layer.indices) != 1:
-        return None
-    (name, before), *_ = layer.indices
-    if layer.new_axes or layer.io_deps or layer.annotations or before is None:
-        return None
-    return layer, str(name), before
-
-
-def source_array(array: da.Array, name: str, axes: Index) -> da.Array | None:
-    """The array of that name, of which the `only_source` takes the axes in this order.
-
-    None unless it reads every block once.
-    """
-    places = [axes.index(n) for n in range(array.ndim)]
-    chunks = tuple(array.chunks[place] for place in places)
-    layers = array.dask.layers
-    if layers[array.name].numblocks.get(name) != tuple(map(len, chunks)) or name not in layers:
-        return None
-    graph = array.dask.cull_layers([name])
-    return da.Array(graph, name, chunks, meta=array._meta.transpose(places))
-
-
-def _conjugates(layer: Blockwise, before: Sequence[str], array: da.Array) -> bool:
-    """Whether a layer does nothing but conjugate floating-point or complex blocks.
-
-    (Booleans become integers.)
-    """
-    task = layer.task
-    return (
-        getattr(task, "func", None) is np.conjugate
-        and array.dtype.kind in "fc"
-        and not task.kwargs
-        and len(task.args) == 1
-        and isinstance(task.args[0], TaskRef)
-        and tuple(layer.output_indices) == tuple(before)
-    )
-
-
-def _swaps_last_axes(layer: Blockwise, before: Sequence[str], array: da.Array) -> bool:
-    """Whether a layer does nothing but exchange the last two axes of blocks."""
-    ndim = array.ndim
-    if ndim < 2 or len(before) != ndim:
-        return False
-    if tuple(layer.output_indices) != (*before[:-2], before[-1], before[-2]):
-        return False
-    func, args = getattr(layer.task, "func", None), getattr(layer.task, "kwargs", {})
-    axes = list(range(ndim))
-    if func is np.transpose:
-        return args.get("axes") == (*axes[:-2], axes[-1], axes[-2])
-    if func is np.swapaxes:
-        return {args.get("axis1"), args.get("axis2")} == set(axes[-2:])
-    return func is transpose_block
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from multimm.graph.task_keys import Keys
 from multimm.graph.task_refs import refs
 from multimm.graph.tasks.multiply import Step
 from multimm.graph.tasks.partial_products import Recipe, join_partial_products, partial_product
-from multimm.planning.in_place import InPlace
+from multimm.planning.owner_computes import OwnerComputes
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Coordinate
-from multimm.planning.work.owner_computes import Group
+from multimm.planning.work.partial_products import Group
 from multimm.shapes import Shape
 
 
@@ -28,16 +28,16 @@ class Gatherer:
     """Makes the tasks: one for each partial product, and for each block of C that has several."""
 
     layout: Schedule
-    own: InPlace
+    own: OwnerComputes
     operands: list[Operand]
     step: Step
     keys: Keys
 
     def tasks(self) -> dict[Key, BlockTask]:
         """Every task of the product, by key."""
-        work, made = self.own.work, [*self.small.tasks]
-        made += [self._partial_product(*work.of(*pair)) for pair in work.pairs]
-        made += [self._joined(*at) for at in work.joined]
+        own, made = self.own, [*self.small.tasks]
+        made += [self._partial_product(*own.of(*pair)) for pair in own.pairs]
+        made += [self._joined(*at) for at in own.joined]
         return {task.key: task for task in made}
 
     @property
@@ -72,7 +72,7 @@ class Gatherer:
 
     def _partial_product(self, number: int, across: int) -> BlockTask:
         """What one worker makes of a block of C."""
-        work, partial_products = self.own.work, self.own.partial_products
+        work, partial_products = self.own, self.own.partial_products
         groups = partial_products.made[number].groups
         small, recipe = self._recipe(groups, across)
         wide, k_tiles = len(partial_products.columns), partial_products.k_tiles
@@ -122,7 +122,7 @@ class Gatherer:
 
     def _joined(self, output_tile: int, across: int) -> BlockTask:
         """A block of C."""
-        layout, work = self.layout, self.own.work
+        layout, work = self.layout, self.own
         at, numbers = work.of(output_tile, across), work.output_tiles[output_tile]
         keys = [self.keys.partial_product(work, number, across) for number in numbers]
         cells = [work.of(number, across) for number in numbers]

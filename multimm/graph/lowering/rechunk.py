@@ -20,13 +20,14 @@ from dask._task_spec import Task, TaskRef
 
 from multimm.graph.block_task import Block, BlockTask, Inputs, Key, Sizes, check_shape
 from multimm.graph.label import Kind
-from multimm.graph.lowering.operand import Operand, number_of
-from multimm.graph.lowering.sub_blocks import SubBlocks, made_of
+from multimm.graph.lowering.operand import Operand
+from multimm.graph.lowering.sub_blocks import made_of
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.dtype_check import DType
 from multimm.graph.tasks.host_offload import upload, uploaded
 from multimm.graph.tasks.multiply import finished, stream_for
-from multimm.planning.tiling.grid import Coordinate
+from multimm.graph.tasks.sub_blocks import SubBlocks
+from multimm.planning.tiling.grid import Coordinate, number_of
 from multimm.planning.tiling.rechunk import Index, Where, cuts_of, shape_of, size_of
 from multimm.shapes import Shape
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from multimm.graph.block_task import Block, BlockTask, Key, Place
 from multimm.graph.label import Kind
 from multimm.graph.lowering.rechunk import SubBlock, coalesced, cut_out, join, task_of
-from multimm.graph.lowering.sub_blocks import SubBlocks
 from multimm.graph.task_keys import Keys
+from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.rechunk import Index
 from multimm.planning.tiling.result_chunks import Chunk, senders

@@ -26,27 +26,13 @@ from multimm.graph.tasks.multiply import (
 from multimm.planning.tiling.triangle import triangle
 
 
-def multiply_symmetric(a: Block, b: Block, partial: Block = None, *, step: Step) -> Block:
-    """`multiply` of two blocks of one operand, both stored or packed as left operands are."""
-    with stream_for(a):
-        return finished(link_symmetric(a, b, partial, step=step))
-
-
 def link_symmetric(a: Block, b: Block, partial: Block = None, *, step: Step) -> Block:
-    """`multiply_symmetric` in the order of the current stream."""
+    """`link` of two blocks of one operand, both stored or packed as left operands are."""
     return link(a, _as_right(b), partial, step=step)
 
 
-def multiply_diagonal(
-    a: Block, partial: Block = None, *, step: Step, complete: bool = False
-) -> Block:
-    """`multiply_symmetric` of a block and itself; until complete, the upper half does not count."""
-    with stream_for(a):
-        return finished(link_diagonal(a, partial, step=step, complete=complete))
-
-
 def link_diagonal(a: Block, partial: Block = None, *, step: Step, complete: bool = False) -> Block:
-    """`multiply_diagonal` in the order of the current stream."""
+    """`link_symmetric` of a block and itself; until complete, the upper half does not count."""
     a = declared(a, step.dtype_a)
     if is_cupy(a) and a.dtype == "complex64" and by_real_products(a, a, step):
         return gemm(a, a, partial, step=step, lower=True)  # mirrored, too

@@ -14,28 +14,18 @@ from multimm.graph.label import Kind, Label
 from multimm.graph.lowering.backpressure import Barriers
 from multimm.graph.lowering.operand import Operand
 from multimm.graph.lowering.operand_blocks import Argument, OperandBlocks
-from multimm.graph.lowering.sub_blocks import multiply_sub_blocks
 from multimm.graph.lowering.symmetric import (
     add_diagonal,
     link_diagonal,
     link_symmetric,
-    multiply_diagonal,
-    multiply_symmetric,
     scale,
 )
 from multimm.graph.task_keys import Keys
-from multimm.graph.tasks.multiply import Step, add, adjoint, in_turn, link, multiply, transpose
+from multimm.graph.tasks.multiply import Step, add, adjoint, multiply, transpose
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.rechunk import Index
 
 Verb = Callable[..., Block]
-
-
-def _verbs(*, symmetric: bool, diagonal: bool) -> tuple[Verb, Verb]:
-    """What multiplies the operands of a k-tile: as a task, and as one of several in a task."""
-    if diagonal:
-        return multiply_diagonal, link_diagonal
-    return (multiply_symmetric, link_symmetric) if symmetric else (multiply, link)
 
 
 @dataclass
@@ -58,7 +48,7 @@ class Builder:
         """Every task of the product, by key."""
         layout = self.layout
         for batch in product(*(range(len(blocks)) for blocks in layout.batch_blocks)):
-            for i, j in layout.pairs:
+            for i, j in layout.work.pairs:
                 for part in range(layout.parts):
                     self._chain(batch, i, j, part)
                 self._merge(batch, i, j)
@@ -77,7 +67,6 @@ class Builder:
         previous = None if opening is None else TaskRef(self.barriers.key(opening, part))
         start, end = layout.first_k_tile[part : part + 2]
         diagonal = layout.mirrors and i == j
-        func, linked = _verbs(symmetric=layout.mirrors, diagonal=diagonal)
         for first in range(start, end, layout.k_tiles_per_task):
             k_tiles = range(first, min(first + layout.k_tiles_per_task, end))
             key = self.keys.chain(batch, i, j, k_tiles[-1])
@@ -92,19 +81,14 @@ class Builder:
             )
             complete = diagonal and key == self.keys.sum(batch, i, j)
             more: dict[str, Any] = {"complete": True} if complete else {}
+            if layout.mirrors:
+                more["verb"] = link_diagonal if diagonal else link_symmetric
             *before, last = ([x.ref for x in pair] for pair in arguments)
-            verb: Verb = func
             if before:
-                whole = all(isinstance(ref, TaskRef) for refs in (*before, last) for ref in refs)
-                assert whole, "a fused k-loop takes no blocks that come in sub-blocks"
-                earlier = List(*(List(*refs) for refs in before))
-                verb = in_turn
-                more |= {"link": linked, "before": earlier, "inner": self.inner}
-            elif not all(isinstance(ref, TaskRef) for ref in last):
-                verb, more = multiply_sub_blocks, more | {"verb": func}
+                more |= {"before": List(*(List(*refs) for refs in before)), "inner": self.inner}
             spanned = (k_tiles[0], k_tiles[-1]) if len(layout.k_tiles) > 1 else ()
             label = self._label(Kind.MULTIPLY, batch, i, j, k_tiles=spanned)
-            self._add(key, verb, [*last, previous], label, place, (*batch, i, j), sizes, **more)
+            self._add(key, multiply, [*last, previous], label, place, (*batch, i, j), sizes, **more)
             previous = TaskRef(key)
 
     def _arguments(self, batch: Index, i: int, j: int, row: int, s: int) -> tuple[Argument, ...]:
@@ -186,6 +170,4 @@ class Builder:
         if last and self.c is not None:
             args["c"], inputs, own = self.blocks.addend(self.c, at, place)
             place, sizes = place._replace(inputs=(*place.inputs, *inputs)), (*sizes, *own)
-            if func is not multiply_sub_blocks and not isinstance(args["c"], TaskRef):
-                func, args["verb"] = multiply_sub_blocks, func
         self.made[key] = BlockTask(key, func, *operands, **args, place=place, sizes=sizes)

@@ -24,10 +24,10 @@ from multimm.blocks import plain
 from multimm.failures import named
 from multimm.gpu.arrays import is_cupy, to_numpy
 from multimm.graph.block_task import Block
-from multimm.graph.lowering.sub_blocks import SubBlocks
 from multimm.graph.streams import own_stream
 from multimm.graph.tasks.dtype_check import DType, as_declared
 from multimm.graph.tasks.multiply import finished, stream_for
+from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.cost.memory import AT_ONCE
 
 

@@ -31,6 +31,7 @@ from multimm.graph.tasks.half_precision import (
     float32_holds,
     scheme_of,
 )
+from multimm.graph.tasks.sub_blocks import SubBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +81,6 @@ def is_packed(block: Block) -> bool:
     return isinstance(block, PackedBlock)
 
 
-def multiply(a: Block, b: Block, partial: Block = None, c: Block = None, *, step: Step) -> Block:
-    """`gemm` as a task: finished when it returns, and the same on every worker."""
-    with stream_for(a):
-        return finished(link(a, b, partial, c, step=step))
-
-
 def link(
     a: Block,
     b: Block,
@@ -95,14 +90,52 @@ def link(
     step: Step,
     out: Block = None,
 ) -> Block:
-    """`multiply` in the order of the current stream."""
+    """`gemm` of a k-tile's operands as they come, in the order of the current stream."""
     a, b = declared(a, step.dtype_a), declared(b, step.dtype_b)
-    return gemm(a, b, partial, as_declared(c, step.dtype_c), step=step, out=out)
+    return gemm(a, b, partial, declared(c, step.dtype_c), step=step, out=out)
 
 
 def declared(block: Block, dtype: DType) -> Block:
-    """`as_declared`, but packed blocks stay as they are: they are float32, whatever they were."""
+    """`as_declared`, joined if it comes in sub-blocks.
+
+    What is packed stays as it is: it is float32, whatever it was.
+    """
+    if isinstance(block, SubBlocks):
+        return block.joined()
     return block if is_packed(block) else as_declared(block, dtype)
+
+
+def multiply(
+    *last: Block,
+    verb: Callable[..., Block] = link,
+    before: Sequence[Sequence[Block]] = (),
+    step: Step,
+    inner: Step | None = None,
+    **more: Any,
+) -> Block:
+    """Block products of one k-tile after another as a task: finished when it returns.
+
+    Parameters
+    ----------
+    *last : Block
+        Operands of the last k-tile, and the sums that it is added to or None.
+    verb : callable, optional
+        What multiplies the operands of a k-tile, in the order of the current stream: `link`, or
+        its like of a symmetric product. Nobody waits for the GPU between two of them: it would be
+        idle until the next one is launched. What each has made beside its result is free again in
+        that order, so that no more of it is needed than for one.
+    before : sequence of sequence of Block
+        Operands of the other k-tiles.
+    step, inner : Step
+        Of the last k-tile, and of the others.
+    **more
+        For the last k-tile alone.
+    """
+    *operands, partial = last
+    with stream_for(last[0]):
+        for k_tile in before:
+            partial = verb(*k_tile, partial, step=inner)
+        return finished(verb(*operands, partial, step=step, **more))
 
 
 def gemm(
@@ -249,7 +282,7 @@ def computes_triangles(a: Block, step: Step) -> bool:
 def add(*parts: Block, c: Block = None, step: Step) -> Block:
     """alpha ((P0 + P1) + ...) + beta C: an addition of the tree over the parts of k."""
     with stream_for(parts[0]):
-        return finished(summed(parts, as_declared(c, step.dtype_c), step))
+        return finished(summed(parts, declared(c, step.dtype_c), step))
 
 
 def summed(parts: Sequence[Block], c: Block, step: Step) -> Block:
@@ -303,40 +336,10 @@ def wait_for(*blocks: Block) -> None:
     """Nothing, once the blocks are there."""
 
 
-def in_turn(
-    *last: Block,
-    link: Callable[..., Block],
-    before: list[list[Block]],
-    step: Step,
-    inner: Step,
-    **more: Any,
-) -> Block:
-    """What `link` makes of one k-tile after another: several links of a chain as one task.
-
-    Parameters
-    ----------
-    *last : Block
-        Operands of the last k-tile, and the sums that the chain begins with or None.
-    link : callable
-        Of operands and sums, in the order of the current stream. Nobody waits for the GPU between
-        two of them: it would be idle until the next one is launched. What each has made beside its
-        result is free again in that order, so that no more of it is needed than for one.
-    before : list of list of Block
-        Operands of the other k-tiles.
-    step, inner : Step
-        Of the last k-tile, and of the others.
-    **more
-        For the last k-tile alone.
-    """
-    *operands, partial = last
-    with stream_for(operands[0]):
-        for k_tile in before:
-            partial = link(*k_tile, partial, step=inner)
-        return finished(link(*operands, partial, step=step, **more))
-
-
 def stream_for(block: Block) -> AbstractContextManager[None]:
     """The stream of the tasks that run in this thread on the block's device, if it is a GPU."""
+    if isinstance(block, SubBlocks):
+        return stream_for(block.blocks[0])
     if is_packed(block):
         return own_stream(block.device_id)
     return own_stream(block.device.id) if is_cupy(block) else nullcontext()

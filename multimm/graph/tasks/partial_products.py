@@ -1,6 +1,6 @@
 """What workers do with a matrix that is multiplied where it lies.
 
-See `multimm.planning.work.owner_computes`.
+See `multimm.planning.work.partial_products`.
 
 Pure functions of blocks, as those of `multimm.graph.tasks.multiply`. A task has hundreds of these,
 and to describe each by a task of its own would take longer than to multiply it: blocks come in
@@ -9,19 +9,19 @@ lists, and `Recipe` says what becomes of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, islice, pairwise
 from typing import NamedTuple
 
 from multimm.gpu.elementwise.batched_copy import Move
 from multimm.gpu.library_gemm import module_of
 from multimm.graph.block_task import Block, check_shape
-from multimm.graph.lowering.sub_blocks import SubBlocks, copied
 from multimm.graph.tasks.dtype_check import DType, as_declared
 from multimm.graph.tasks.multiply import Step, finished, link, stream_for, summed
+from multimm.graph.tasks.sub_blocks import SubBlocks, copied
 from multimm.planning.tiling.grid import Blocks
 from multimm.planning.tiling.rechunk import Where
-from multimm.planning.work.owner_computes import Run
+from multimm.planning.work.partial_products import Run
 from multimm.shapes import Shape
 
 
@@ -73,19 +73,19 @@ def partial_product(
             SubBlocks([small[i] for i in x.blocks], x.cuts, x.sizes, x.shape, of_small).joined()
             for x in recipe.k_tiles
         ]
-        made, left = [], iter(large)
+        made, left = list[Block](), iter(large)
         for heights, numbers in recipe.groups:
             total = None
             for number in numbers:
                 shapes = _shapes(heights, recipe.lengths[number], recipe.turned)
                 total = linked(
-                    _joined(islice(left, len(heights)), shapes, recipe.turned, of_large),
+                    _joined([*islice(left, len(heights))], shapes, recipe.turned, of_large),
                     k_tiles[number],
                     total,
                     step if number == numbers[-1] else inner,
                 )
             made.append(total)
-        return finished(_in_a_row(made, by_columns))
+        return finished(_joined(made, [x.shape for x in made], by_columns, None))
 
 
 def _shapes(heights: Blocks, length: int, turned: bool) -> list[Shape]:
@@ -93,12 +93,11 @@ def _shapes(heights: Blocks, length: int, turned: bool) -> list[Shape]:
     return [(length, height) if turned else (height, length) for height in heights]
 
 
-def _joined(blocks: Iterator[Block], shapes: list[Shape], turned: bool, dtype: DType) -> Block:
-    """Chunks below each other, as they are stored."""
+def _joined(blocks: list[Block], shapes: list[Shape], turned: bool, dtype: DType) -> Block:
+    """Blocks of a dtype below each other, or side by side if they are `turned`."""
     if len(shapes) == 1:
-        (block,) = blocks
-        check_shape(block, shapes[0])
-        return as_declared(block, dtype)
+        check_shape(blocks[0], shapes[0])
+        return as_declared(blocks[0], dtype)
     ends = [0, *accumulate(shape[turned] for shape in shapes)]
     whole = list(shapes[0])
     whole[turned] = ends[-1]
@@ -106,28 +105,7 @@ def _joined(blocks: Iterator[Block], shapes: list[Shape], turned: bool, dtype: D
         (tuple(map(slice, (0, 0), shape)), _along(slice(*span), shape, turned))
         for shape, span in zip(shapes, pairwise(ends), strict=True)
     )
-    return SubBlocks(list(blocks), cuts, tuple(shapes), tuple(whole), dtype).joined()
-
-
-def _in_a_row(blocks: Sequence[Block], by_columns: bool) -> Block:
-    """Blocks below each other, or side by side."""
-    if len(blocks) == 1:
-        return blocks[0]
-    ends = [0, *accumulate(block.shape[by_columns] for block in blocks)]
-    shape = list(blocks[0].shape)
-    shape[by_columns] = ends[-1]
-    whole = module_of(block=blocks[0]).empty(tuple(shape), blocks[0].dtype)
-    return copied(
-        [
-            Move(
-                block,
-                tuple(map(slice, (0, 0), block.shape)),
-                whole,
-                _along(slice(*span), shape, by_columns),
-            )
-            for block, span in zip(blocks, pairwise(ends), strict=True)
-        ]
-    )
+    return SubBlocks(blocks, cuts, tuple(shapes), tuple(whole), dtype).joined()
 
 
 def join_partial_products(

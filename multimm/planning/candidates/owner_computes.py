@@ -1,6 +1,6 @@
 """Layouts that multiply a tall or a wide matrix where it lies.
 
-See `multimm.planning.work.owner_computes`.
+See `multimm.planning.work.partial_products`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.counts import EDGE, MOST_ELEMENTS, Cut
 from multimm.planning.tiling.grid import Blocks, Grid, ceil_div, group, group_regular
-from multimm.planning.work.owner_computes import PartialProducts
+from multimm.planning.work.partial_products import PartialProducts
 
 #: Times as many output tiles of C as are needed: with more of them a worker sends the partial
 #: products of one while it multiplies for the next.

@@ -60,7 +60,7 @@ def _operands(layout: Schedule, cluster: ClusterSpec) -> int:
 
 def _few_blocks(layout: Schedule, cluster: ClusterSpec) -> bool:
     """Whether several threads have no more blocks of C than they are."""
-    blocks = ceil_div(layout.blocks, layout.grid.p_m * layout.grid.p_n)
+    blocks = ceil_div(layout.work.count, layout.grid.p_m * layout.grid.p_n)
     return blocks <= cluster.threads > 1
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate, chain, product
 
-from multimm.planning.in_place import InPlace
+from multimm.planning.owner_computes import OwnerComputes
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Coordinate, merges, spans
 
@@ -107,7 +107,7 @@ def _count_sums(layout: Schedule) -> Iterator[Transfer]:
     if layout.parts == 1:
         return
     alike: Counter[tuple[int, int]] = Counter()
-    for flat, (i, j) in product(range(len(layout.batch_sizes)), layout.pairs):
+    for flat, (i, j) in product(range(len(layout.batch_sizes)), layout.work.pairs):
         row = layout.row(flat, i)
         first = layout.grid.rank(layout.worker(row, j, 0))  # the other parts' ranks follow
         alike[first, layout.turn(row, j)] += layout.row_sizes[row] * layout.n_blocks[j]
@@ -117,13 +117,13 @@ def _count_sums(layout: Schedule) -> Iterator[Transfer]:
             yield dict.fromkeys([first + x for x in merge.senders], size), {first + merge.owner}
 
 
-def _count_large(own: InPlace) -> Iterator[Transfer]:
+def _count_large(own: OwnerComputes) -> Iterator[Transfer]:
     """Chunks that others multiply than those who have them."""
     for worker, size in own.fetched.items():
         yield {-1: size}, {worker}
 
 
-def _count_small(own: InPlace) -> list[Transfer]:
+def _count_small(own: OwnerComputes) -> list[Transfer]:
     """Chunks of the other operand travel whole to all who need some of them, or are coalesced."""
     spec, partial_products = own.sent, own.partial_products
     along, across = spec.chunks[:: -1 if partial_products.by_columns else 1]
@@ -147,11 +147,11 @@ def _count_small(own: InPlace) -> list[Transfer]:
     return found
 
 
-def _count_partial_products(layout: Schedule, own: InPlace) -> Iterator[Transfer]:
+def _count_partial_products(layout: Schedule, own: OwnerComputes) -> Iterator[Transfer]:
     """Partial products of C's blocks travel to the worker that joins them; k is in one part."""
-    work, width = own.work, layout.joined_bytes
-    for output_tile, across in work.joined:
-        owner = work.joining(output_tile) % own.partial_products.workers
-        for partial_product in work.output_tiles[output_tile]:
-            size = own.partial_products.lengths[partial_product] * work.across[across] * width
+    width = layout.joined_bytes
+    for output_tile, across in own.joined:
+        owner = own.joining(output_tile) % own.partial_products.workers
+        for partial_product in own.output_tiles[output_tile]:
+            size = own.partial_products.lengths[partial_product] * own.across[across] * width
             yield {partial_product % own.partial_products.workers: size}, {owner}

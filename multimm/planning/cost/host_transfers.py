@@ -70,7 +70,7 @@ def way_back(layout: Schedule, cluster: ClusterSpec, each: int) -> float:
     p = layout.problem
     used = min(cluster.node, layout.grid.workers)
     rate = min(DOWNLOAD_RATE, DOWNLOAD_RATE_OF_NODE / used)
-    return each * layout.share_result * p.out_bytes / rate if p.downloaded else 0.0
+    return each * layout.work.most_kept * p.out_bytes / rate if p.downloaded else 0.0
 
 
 def coming_back(
@@ -84,7 +84,7 @@ def coming_back(
     if not seconds or layout.problem.in_one:
         return 0.0, seconds
     block = max(layout.row_sizes) * max(layout.n_blocks)
-    share = min(1.0, block * layout.row_panels / (each * layout.share_result))  # of a row panel's
+    share = min(1.0, block * layout.row_panels / (each * layout.work.most_kept))  # of a row panel's
     meanwhile = products / layout.links * (1 - share)
     behind = max(seconds * share, seconds - meanwhile) / layout.row_panels
     return seconds - behind, behind + COPIED_S

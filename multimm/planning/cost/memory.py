@@ -28,7 +28,7 @@ EXACT_BYTES, EXACT_K = {"tf32": 4, "float32": 4, "float64": 8}, 4096
 def held(layout: Schedule, cluster: ClusterSpec) -> Held:
     """Bytes of the fullest worker: what must stay, and what may be spilled, by name."""
     p, each = layout.problem, crowd(layout, cluster)
-    result = each * layout.share_result
+    result = each * layout.work.most_kept
     at_once = min(each, cluster.threads) if layout.in_turn(cluster.workers) else each
     k_tiles = _k_tiles(layout, at_once)
     stay = (
@@ -147,7 +147,7 @@ def _received(layout: Schedule, cluster: ClusterSpec) -> Terms:
 
 def _joined(layout: Schedule) -> Terms:
     """Of partial products of C's blocks that others have made."""
-    elements = 0 if layout.in_place is None else layout.in_place.work.most_fetched
+    elements = 0 if layout.in_place is None else layout.in_place.most_fetched
     return {"partial products received": elements * layout.problem.sum_bytes} if elements else {}
 
 
@@ -213,7 +213,7 @@ def _used_at_once(layout: Schedule, cluster: ClusterSpec, role: str) -> bool:
     p = layout.problem
     made = p.awaited and not p.rereadable["ab".index(role)] and not layout.spec(role).owners
     in_turn = cluster.threads == 1 or layout.links <= SHORT
-    return made and in_turn and layout.blocks == 1
+    return made and in_turn and layout.work.count == 1
 
 
 def _cut_before(layout: Schedule, cluster: ClusterSpec) -> Terms:

@@ -140,11 +140,13 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
     rate, packing = link_rate(layout, cluster), _packing(layout, cluster)
     levels, fetched, sums = _sums(layout)
     handed_on = each * layout.handed_on * p.sum_bytes
-    mirrored = 2 * (layout.share_result - layout.work.most_summed) * p.out_bytes  # read and written
+    mirrored = (
+        2 * (layout.work.most_kept - layout.work.most_summed) * p.out_bytes
+    )  # read and written
     handed_out, joined = layout.handing_out(cluster.workers)
     tasks = layout.tasks + cuts + host_tasks(layout) + handed_out
-    chains = ceil_div(layout.blocks * layout.parts, cluster.workers)
-    fewest = layout.blocks * layout.parts // cluster.workers
+    chains = ceil_div(layout.work.count * layout.parts, cluster.workers)
+    fewest = layout.work.count * layout.parts // cluster.workers
     links = layout.links - 1 if fewest <= cluster.threads else 0
     switch = ALONE if cluster.alone and device.kind == "gpu" else SWITCH[device.kind]
     switches = ceil_div(tasks, cluster.workers) / cluster.threads * switch
@@ -222,9 +224,9 @@ def _sums(layout: Schedule) -> tuple[int, int, int]:
 
 def _joining(layout: Schedule, cluster: ClusterSpec) -> float:
     """Seconds from the last partial product to the last block of C: those of one block travel."""
-    if layout.in_place is None or not layout.in_place.work.joined:
+    if layout.in_place is None or not layout.in_place.joined:
         return 0.0
-    work = layout.in_place.work
+    work = layout.in_place
     size, device, workers = layout.joined_bytes, cluster.slowest, cluster.workers
     per_row = work.most_fetched / max(1, work.most_joined)  # in so many partial products it is
     rows, columns = layout.work.sides
@@ -238,7 +240,7 @@ def _handing_out(layout: Schedule, cluster: ClusterSpec, moved: int) -> float:
     """Seconds for the last chunks of C: all is read and written, and so many bytes travel."""
     if not layout.hands_out:
         return 0.0
-    copied = 2 * layout.share_result * layout.problem.out_bytes
+    copied = 2 * layout.work.most_kept * layout.problem.out_bytes
     travels = moved / min(cluster.workers, layout.grid.workers) / link_rate(layout, cluster)
     latency = cluster.link.latency_s * (moved > 0)
     return copied / (cluster.slowest.copy_gbps * 1e9) + travels + latency
@@ -260,7 +262,7 @@ def _packing(layout: Schedule, cluster: ClusterSpec) -> float:
         elements = max(edges) * max(layout.k_tiles)
         # Of a symmetric product, blocks on the diagonal are packed for both sides, others for each.
         alone = count if once or layout.mirrors else 0
-        within = 0 if once else count * (count - 1) if layout.mirrors else layout.blocks
+        within = 0 if once else count * (count - 1) if layout.mirrors else layout.work.count
         seconds += _most(within, layout, cluster) * _packed_within(p, spec, role) * elements / rate
         each = PACK_BYTES if once else MIRRORED_BYTES
         moved = each * max(spec.itemsize, p.sum_bytes) * elements

@@ -153,14 +153,13 @@ def _blocks(plan: MatmulPlan) -> str:
     layout = plan.layout
     sides = (*layout.batch_blocks, *layout.work.sides)
     text = f"C in {_many(sides)} of {_sizes(sides)}"
-    if layout.in_place is None:
+    if (own := layout.in_place) is None:
         return text
-    work, large = layout.in_place.work, layout.in_place.large.upper()
-    parted = f" in {work.count} partial products" if work.joined else ""
-    elsewhere = sum(layout.in_place.fetched.values())
+    parted = f" in {own.count} partial products" if own.joined else ""
+    elsewhere = sum(own.fetched.values())
     but = f" but for {human(elsewhere)}" if elsewhere else ""
-    joined = f",{' added' * work.adds} and joined" if work.joined else ""
-    return f"{text}, made{parted} where {large} lies{but}{joined}"
+    joined = f",{' added' * own.adds} and joined" if own.joined else ""
+    return f"{text}, made{parted} where {own.large.upper()} lies{but}{joined}"
 
 
 def _many(sides: Iterable[Blocks]) -> str:

@@ -20,7 +20,7 @@ everything:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import lcm
@@ -132,6 +132,18 @@ def regular(size: int, block: int) -> Blocks:
         return (0,)
     full, rest = divmod(size, block)
     return (block,) * full + ((rest,) if rest else ())
+
+
+def number_of(at: Sequence[int], blocks: Sequence[int]) -> int:
+    """The number of a block in C order.
+
+    >>> number_of((1, 2), (4, 3))
+    5
+    """
+    number = 0
+    for index, count in zip(at, blocks, strict=True):
+        number = number * count + index
+    return number
 
 
 def spans(blocks: Blocks) -> list[tuple[int, int]]:

@@ -23,6 +23,7 @@ class Share(NamedTuple):
 
     users: Blocks  #: batch blocks of C, in rising order
     matrices: int
+    number: int  #: in the order of first users
 
 
 @remembered
@@ -47,8 +48,9 @@ def shares(batch_blocks: tuple[Blocks, ...], shape: tuple[int, ...]) -> tuple[Sh
         Share(
             tuple(flats),
             prod(1 if shape[d] == 1 else blocks[d][at] for d, at in enumerate(key)),
+            number,
         )
-        for key, flats in users.items()
+        for number, (key, flats) in enumerate(users.items())
     )
 
 
