@@ -51,7 +51,19 @@ def _made_ahead(layout: Schedule, cluster: ClusterSpec) -> int:
     if _runs_ahead(layout, cluster):
         return _operands(layout, cluster)
     steps = min(SHORT, layout.links) if _few_blocks(layout, cluster) else 1
-    return cluster.threads * steps * layout.k_tiles_per_task * sum(layout.operands.in_use.values())
+    in_use = sum(_made_at_once(layout, role, size) for role, size in layout.operands.in_use.items())
+    return cluster.threads * steps * layout.k_tiles_per_task * in_use
+
+
+def _made_at_once(layout: Schedule, role: str, in_use: int) -> int:
+    """Bytes that tasks make of an operand of which so many are multiplied: whole chunks along k.
+
+    One that is a single chunk is there as a whole, whatever is multiplied of it.
+    """
+    chunks = layout.spec(role).chunks[-1 if role == "a" else -2]
+    if len(chunks) == 1:
+        return in_use
+    return max(in_use, in_use * max(chunks) // max(layout.k_tiles))
 
 
 def _operands(layout: Schedule, cluster: ClusterSpec) -> int:
