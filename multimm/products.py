@@ -19,7 +19,13 @@ from multimm.gpu.integers.gemm import TENSOR_CORES, format_of
 from multimm.gpu.kernel_selection import Precision
 from multimm.gpu.validate import check_beta
 from multimm.graph.array import build
-from multimm.graph.data_location import block_keys, owners_of, where_blocks_lie
+from multimm.graph.data_location import (
+    block_keys,
+    makers_of,
+    owners_of,
+    source_keys,
+    where_blocks_lie,
+)
 from multimm.graph.lazy_views import Peeled, peel
 from multimm.graph.lowering.host_downloads import below_download
 from multimm.graph.lowering.operand import reader_of, storage_of
@@ -55,6 +61,13 @@ Held = Mapping[str, Sequence[Sequence[str]]]
 #: Of a product's seconds otherwise, what one task that also copies may take: nothing runs beside
 #: the copies then. Arbitrary.
 IN_ONE = 0.9
+
+
+class Located(NamedTuple):
+    """An operand without its values."""
+
+    spec: MatrixSpec
+    awaited: bool  #: its blocks are still to be made, though it may be known where
 
 
 class Product(NamedTuple):
@@ -177,7 +190,7 @@ class Product(NamedTuple):
     def _problem(
         self, pack: str, exact: str, cluster: ClusterSpec, held: Held, *, hosted: bool
     ) -> Problem:
-        a, b = _spec(self.a, cluster, held), _spec(self.b, cluster, held)
+        (a, lazy_a), (b, lazy_b) = (self._located(x, cluster, held) for x in (self.a, self.b))
         given = {"a": self.a, "b": self.b, "c": self.c}
         uploaded = [role for role, x in given.items() if hosted and x is not None and not _made(x)]
         return Problem(
@@ -185,17 +198,37 @@ class Product(NamedTuple):
             b=b.T if self.step.trans_b else b,
             dtype=self.step.dtype,
             accumulate=self.step.accumulate,
-            c=None if self.c is None else _spec(self.c, cluster, held),
+            c=None if self.c is None else self._located(self.c, cluster, held).spec,
             rereadable=(_rereadable(self.a), _rereadable(self.b)),
             pack=pack,
             exact=exact,
             symmetric=self.gram,
             same=self._same,
-            awaited=any(is_dask(x) and not s.owners for x, s in ((self.a, a), (self.b, b))),
+            awaited=lazy_a or lazy_b,
+            made_in_place=(lazy_a and bool(a.owners), lazy_b and bool(b.owners)),
             uploaded=tuple(uploaded),
             downloaded=hosted,
             chunks=self.chunks,
         )
+
+    def _located(self, x: Given, cluster: ClusterSpec, held: Held) -> Located:
+        """An operand, and where its blocks lie or will be made."""
+        if isinstance(x, MatrixSpec):
+            return Located(x, awaited=False)
+        if not is_dask(x):
+            return Located(MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize), awaited=False)
+        awaited = False
+        if addresses := owners_of(x, cluster.workers):  # of a product that is still lazy
+            owners = cluster.ranks(addresses)
+        else:
+            owners = where_blocks_lie(held.get(x.name, ()), cluster.addresses)
+            awaited = not (owners and block_keys(x))
+        if not owners and cluster.workers > 1 and not _rereadable(x):
+            beside = filter(is_dask, self._arrays)
+            owners = cluster.ranks(makers_of(x, beside, cluster.workers))
+        dtype, stored = x.dtype, storage_of(x)
+        spec = MatrixSpec(x.shape, str(dtype), dtype.itemsize, x.chunks, owners, storage=stored)
+        return Located(spec, awaited)
 
 
 def options(blocks: int | tuple[int, int] | None, slabs: int | None, p_k: int | None) -> Options:
@@ -284,19 +317,6 @@ def _peeled(x: Given) -> Peeled:
     return peel(x) if is_dask(x) else Peeled(x, turned=False, conjugated=False)
 
 
-def _spec(x: Given, cluster: ClusterSpec, held: Held) -> MatrixSpec:
-    if isinstance(x, MatrixSpec):
-        return x
-    if not is_dask(x):
-        return MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize)
-    if addresses := owners_of(x, cluster.workers):  # of a product that is still lazy
-        owners = cluster.ranks(addresses)
-    else:
-        owners = where_blocks_lie(held.get(x.name, ()), cluster.addresses)
-    dtype, stored = x.dtype, storage_of(x)
-    return MatrixSpec(x.shape, str(dtype), dtype.itemsize, x.chunks, owners, storage=stored)
-
-
 def _made(x: Given) -> bool:
     """Whether it is a product that is still lazy, made on the GPUs and then brought to the host."""
     return is_dask(x) and below_download(x) is not x
@@ -328,7 +348,7 @@ def _workers(cluster: ClusterSpec | None, arrays: list[Array]) -> tuple[ClusterS
     on_paper = cluster is not None and not cluster.addresses
     if client is None or on_paper:
         return cluster, {}
-    keys = {x.name: block_keys(x) for x in arrays if is_dask(x)}
+    keys = {x.name: block_keys(x) or source_keys(x) for x in arrays if is_dask(x)}
     asked = list(dict.fromkeys(key for own in keys.values() for key in own))
     workers, holders = listed_with(client, asked)
     held = {name: [holders.get(key, ()) for key in own] for name, own in keys.items()}

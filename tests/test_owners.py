@@ -226,6 +226,39 @@ def test_elsewhere_it_is_right_as_well(client):
     np.testing.assert_array_equal(product.compute(scheduler=client), x @ y)
 
 
+# Of lazy operands it may be known where they will be ------------------------------------
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_lazy_operand_stays_where_the_product_before_has_it_made(client):
+    """Q' X of what X W was made into: Dask's own tasks lie between, as in svd_compressed."""
+    rng, w = da.random.default_rng(9), integers((256, 16), 10)
+    a = rng.integers(-8, 9, (72000, 256), chunks=(9000, 256)).astype("f4")
+    x, b = a.compute(scheduler="synchronous"), da.from_array(w)
+    y = multimm.matmul(a, b, chunks="operands")
+    below = y.dask.layers[y.name].has_made_on(a)
+    assert sorted(below) == [0, 0, 1, 1, 2, 2, 3, 3]
+    q = y.map_blocks(lambda block: block[::-1], dtype="f4")
+    q = q.rechunk((9000, 8)).rechunk((9000, 16))  # nobody knows where that will be
+    plan = multimm.plan(q.T, a)
+    assert plan.asked[0].b.owners == below
+    done, moved = received(client, multimm.matmul(q.T, a))
+    assert moved < 9000 * 256 * 4  # less than one of the eight blocks of X
+    flipped = (x @ w).reshape(8, 9000, 16)[:, ::-1].reshape(-1, 16)
+    exact = flipped.T.astype("f8") @ x
+    np.testing.assert_allclose(done.compute(), exact, rtol=1e-5, atol=abs(exact).max() * 1e-5)
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("owners", [(3, 1, 1, 0, 2, 2, 0, 3), (0, 0, 1, 1, 2, 2, 3, 3)])
+def test_what_is_computed_block_by_block_of_blocks_in_memory_stays_there(client, owners):
+    x, w = integers((72000, 256), 9), integers((256, 16), 10)
+    a = scattered(client, x, 9000, owners) - da.ones(256, dtype="f4")
+    done, moved = received(client, multimm.matmul(a, da.from_array(w)))
+    assert moved <= 3 * w.nbytes + 3 * 256 * 4  # W, and the vector
+    np.testing.assert_array_equal(done.compute(), (x - 1) @ w)
+
+
 # A grid may have fewer places than workers ----------------------------------------------
 
 

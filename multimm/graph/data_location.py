@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import dask.array as da
 import numpy as np
@@ -32,6 +32,27 @@ class ProductLayer(TaskLayer):
         super().__init__(tasks)
         self.owners = owners
         self.workers = workers
+
+    def has_made_on(self, array: da.Array) -> tuple[int, ...]:
+        """The workers that tasks of an operand's blocks are pinned to, by block; empty if not all.
+
+        By their places among the addresses. Of a product that one worker computes, Dask or the
+        scheduler plugin decides which.
+        """
+        found: dict[Key, int] = {}
+        owners = set()
+        for task in self.mapping.values():
+            if not isinstance(task, BlockTask):
+                continue
+            place = task.place
+            owners.add(place.owner)
+            for key, owner in place.blocks:
+                if key[0] == array.name:
+                    rank = place.grid.rank(owner) % self.workers
+                    found.setdefault(key, place.numbers[rank] if place.numbers else rank)
+        keys = [(array.name, *at) for at in np.ndindex(*array.numblocks)]
+        known = len(owners) > 1 and all(key in found for key in keys)
+        return tuple(found[key] for key in keys) if known else ()
 
     def cull(
         self, keys: Collection[Key], all_hlg_keys: Collection[Key]
@@ -72,27 +93,47 @@ def owners_of(array: da.Array, workers: int) -> tuple[int, ...]:
     Also of what is computed from one block by block, such as ``(a @ b) + 1``: the scheduler
     plugin leaves that where the block is.
     """
-    if array.ndim != 2:
-        return ()
-    # Layers may be thousands deep. Of each that is left to look at: the numbers of its blocks that
-    # the array's blocks are made of, where these are others.
+    if array.ndim == 2:
+        for name, numbers in _below(array):
+            layer = array.dask.layers.get(name)
+            if isinstance(layer, ProductLayer) and layer.owners and layer.workers == workers:
+                owners = layer.owners
+                return owners if numbers is None else tuple(owners[n] for n in numbers)
+    return ()
+
+
+def makers_of(array: da.Array, beside: Iterable[da.Array], workers: int) -> tuple[int, ...]:
+    """The workers on which a product in the graphs of others has a lazy array's blocks made.
+
+    Of `X` in ``X.T @ (X @ Q)``: where `X @ Q` needs them. The scheduler keeps them there. Empty if
+    no product does. By their places among the addresses.
+    """
+    layers = (layer for other in beside for layer in reversed(other.dask.layers.values()))
+    products = (x for x in layers if isinstance(x, ProductLayer) and x.workers == workers)
+    return next((found for x in products if (found := x.has_made_on(array))), ())
+
+
+def _below(array: da.Array) -> Iterator[tuple[str, tuple[int, ...] | None]]:
+    """The array's name, and those of arrays that it is computed of block by block.
+
+    Of each the numbers of its blocks that the array's blocks are made of, where these are others.
+    """
+    # Layers may be thousands deep.
     left: list[tuple[str, tuple[int, ...] | None]] = [(array.name, None)]
     seen = set()
     while left:
         name, numbers = left.pop()
-        layer = None if name in seen else array.dask.layers.get(name)
+        if name in seen:
+            continue
         seen.add(name)
-        if isinstance(layer, ProductLayer):
-            if layer.owners and layer.workers == workers:
-                owners = layer.owners
-                return owners if numbers is None else tuple(owners[n] for n in numbers)
-        elif isinstance(layer, RearrangedLayer):
+        yield name, numbers
+        layer = array.dask.layers.get(name)
+        if isinstance(layer, RearrangedLayer):
             own = layer.numbers
             below = own if numbers is None else tuple(own[n] for n in numbers)
             left.append((layer.source, below))
         elif isinstance(layer, Blockwise) and not layer.new_axes:
             left += [(source, numbers) for source in _same_blocks(layer, array)][::-1]
-    return ()
 
 
 def _same_blocks(layer: Blockwise, array: da.Array) -> Iterator[str]:
@@ -127,6 +168,17 @@ def _keys_below(array: da.Array, name: str, blocks: tuple[int, ...]) -> list[Key
             return []
         keys.append(block.key)
     return keys
+
+
+def source_keys(array: da.Array) -> list[Key]:
+    """The keys of the futures that a lazy array is computed of, block by block, such as ``x - 1``.
+
+    None where there are no such futures: row by row otherwise.
+    """
+    for name, numbers in _below(array):
+        if numbers is None and (keys := _keys_below(array, name, array.numblocks)):
+            return keys
+    return []
 
 
 def where_blocks_lie(holders: Sequence[Sequence[str]], addresses: Sequence[str]) -> tuple[int, ...]:

@@ -76,6 +76,8 @@ class Problem:
         A and B are one array: ``"plain"``, or B is its transpose, ``"turned"``. Else empty.
     awaited : bool
         Blocks of an operand are still to be made, nobody knows in what time.
+    made_in_place : tuple of bool
+        For A and for B: that is so, and they are made on the workers that `owners` says.
     uploaded : tuple of str
         Those of A, B and C, ``"a"`` and so on, that come from the host memory of GPU workers.
     downloaded : bool
@@ -99,6 +101,7 @@ class Problem:
     symmetric: bool = False
     same: str = ""
     awaited: bool = False
+    made_in_place: tuple[bool, bool] = (False, False)
     uploaded: tuple[str, ...] = ()
     downloaded: bool = False
     from_host: bool = False

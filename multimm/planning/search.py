@@ -207,10 +207,11 @@ def fused(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> dict[Schedule, R
     """The best layouts of each grid whose tasks may multiply several k-tiles. Bits stay the same.
 
     What a task works on cannot be spilled meanwhile: so many as take no more than `FUSED` of the
-    memory, in tasks as even as possible.
+    memory, in tasks as even as possible. What is still to be made need not be there all at once.
     """
     found = []
-    for layout in best_of_each_grid([x for x in ranks if x.fusible], ranks, 2):
+    fusible = [x for x in ranks if x.fusible and not any(x.problem.made_in_place)]
+    for layout in best_of_each_grid(fusible, ranks, 2):
         most = max(
             1, int(FUSED * cluster.budget_bytes // max(1, sum(layout.operands.in_use.values())))
         )

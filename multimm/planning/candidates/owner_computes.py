@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
+from multimm.planning.candidates.read_ahead import takes_little
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.options import Options
@@ -62,7 +63,9 @@ def in_partial_products(problem: Problem, cluster: ClusterSpec) -> Iterator[Sche
     for by_columns, spec in enumerate((problem.a, problem.b.T)):
         if spec.owners and spec.nbytes == largest:
             for at in dict.fromkeys((spec.owners, _by_rows(spec))):
-                yield from _layouts(problem, cluster, bool(by_columns), spec, at)
+                for layout in _layouts(problem, cluster, bool(by_columns), spec, at):
+                    if not problem.made_in_place[by_columns] or takes_little(layout):
+                        yield layout
 
 
 def _on_one(problem: Problem) -> Problem:

@@ -44,6 +44,25 @@ def with_little_ahead(layouts: list[Schedule], cluster: ClusterSpec) -> list[Sch
     return [x for x in layouts if ahead[x] <= max(most, LITTLE, SHARE * _operands(x, cluster))]
 
 
+def takes_little(layout: Schedule) -> bool:
+    """Whether no task of owner computes needs much of its large operand, which is still to be made.
+
+    Two of its chunks, or as much as may lie in memory otherwise.
+    """
+    if layout.in_place is None:
+        return True
+    own, spec = layout.in_place.partial_products, layout.in_place.laid
+    most = max(
+        sum(
+            sum(own.rows[i] for i in rows) * sum(own.columns[own.k_tiles[s]] for s in k_tiles)
+            for rows, k_tiles in partial_product.groups
+        )
+        for partial_product in own.made.values()
+    )
+    chunk = max(own.rows) * max(own.columns)
+    return most * spec.itemsize <= max(SHORT * chunk * spec.itemsize, LITTLE, SHARE * spec.nbytes)
+
+
 def _made_ahead(layout: Schedule, cluster: ClusterSpec) -> int:
     """Bytes of operands that tasks make and that a worker may have in memory at once."""
     if not made_by_tasks(layout):
@@ -51,7 +70,19 @@ def _made_ahead(layout: Schedule, cluster: ClusterSpec) -> int:
     if _runs_ahead(layout, cluster):
         return _operands(layout, cluster)
     steps = min(SHORT, layout.links) if _few_blocks(layout, cluster) else 1
-    return cluster.threads * steps * layout.k_tiles_per_task * sum(layout.operands.in_use.values())
+    in_use = sum(_made_at_once(layout, role, size) for role, size in layout.operands.in_use.items())
+    return cluster.threads * steps * layout.k_tiles_per_task * in_use
+
+
+def _made_at_once(layout: Schedule, role: str, in_use: int) -> int:
+    """Bytes that tasks make of an operand of which so many are multiplied: whole chunks along k.
+
+    One that is a single chunk is there as a whole, whatever is multiplied of it.
+    """
+    chunks = layout.spec(role).chunks[-1 if role == "a" else -2]
+    if len(chunks) == 1:
+        return in_use
+    return max(in_use, in_use * max(chunks) // max(layout.k_tiles))
 
 
 def _operands(layout: Schedule, cluster: ClusterSpec) -> int:

@@ -211,7 +211,9 @@ def _kept(layout: Schedule, cluster: ClusterSpec, each: int, k_tiles: Terms) -> 
 def _used_at_once(layout: Schedule, cluster: ClusterSpec, role: str) -> bool:
     """Whether each block of an operand is made by a task when the one that multiplies it is due."""
     p = layout.problem
-    made = p.awaited and not p.rereadable["ab".index(role)] and not layout.spec(role).owners
+    at = "ab".index(role)
+    lies = layout.spec(role).owners and not p.made_in_place[at]
+    made = p.awaited and not p.rereadable[at] and not lies
     in_turn = cluster.threads == 1 or layout.links <= SHORT
     return made and in_turn and layout.work.count == 1
 
