@@ -79,7 +79,7 @@ def test_dask_is_not_asked_for_small_blocks(monkeypatch):
 def test_blocks_are_the_operands_cut_down_to_a_limit(case, most):
     subscripts, chunks = case
     terms, _, out = subscripts.partition("->")
-    given = terms.split(","), chunks, out, np.dtype("float32")
+    given = terms.split(","), chunks, out, np.dtype("float32"), False
     with dask.config.set({"array.chunk-size": 4 * most}):
         made, own = limited_chunks(*given), own_chunks(*given)
     largest = max(prod(map(max, each)) for each in chunks)  # pieces of those would be small
@@ -95,19 +95,29 @@ def test_blocks_are_the_operands_cut_down_to_a_limit(case, most):
 def test_rows_and_columns_are_cut_alike_and_only_where_they_begin():
     labels, chunks = ["txy", "tuv"], [((4,) * 5, (80,), (160,))] * 2
     with dask.config.set({"array.chunk-size": 4 * 80**2 * 160**2 // 4}):
-        found = limited_chunks(labels, chunks, "xyuv", np.dtype("float32"))
+        found = limited_chunks(labels, chunks, "xyuv", np.dtype("float32"), gpu=False)
     assert found == {"x": (40, 40), "y": (160,), "u": (40, 40), "v": (160,)}
 
 
 def test_a_result_in_pieces_as_large_as_its_operands_is_not_cut():
     labels, chunks = ["pqrs", "pi"], [((9, 9), (9, 9), (9, 9), (18,)), ((9, 9), (4,))]
     with dask.config.set({"array.chunk-size": 4 * 9**3 * 4}):
-        found = limited_chunks(labels, chunks, "iqrs", np.dtype("float32"))
+        found = limited_chunks(labels, chunks, "iqrs", np.dtype("float32"), gpu=False)
     assert found == {"i": (4,), "q": (9, 9), "r": (9, 9), "s": (18,)}
+
+
+def test_blocks_on_gpus_may_be_larger():
+    labels, chunks = ["tx", "tu"], [((4,) * 5, (640,))] * 2
+    with dask.config.set({"array.chunk-size": 4 * 320**2 // TIMES}):
+        found = [
+            limited_chunks(labels, chunks, "xu", np.dtype("float32"), x) for x in (True, False)
+        ]
+    assert found[0] == {"x": (320, 320), "u": (320, 320)}
+    assert len(found[1]["x"]) > 2
 
 
 def test_a_batch_is_cut_before_its_matrices():
     labels, chunks = ["zij", "zjk"], [((8,), (10,), (3,)), ((8,), (3,), (10,))]
     with dask.config.set({"array.chunk-size": 4 * 200}):
-        found = limited_chunks(labels, chunks, "zik", np.dtype("float32"))
+        found = limited_chunks(labels, chunks, "zik", np.dtype("float32"), gpu=False)
     assert found == {"z": (2,) * 4, "i": (10,), "k": (10,)}

@@ -19,30 +19,33 @@ from multimm.contractions.subscripts import Label, Labels, written
 from multimm.planning.tiling.grid import Blocks, regular
 
 #: Blocks of a result are at most so many times as large as Dask's limit: arbitrary, 1 GiB as Dask
-#: comes, which is what a GPU multiplies in some milliseconds.
+#: comes, which a GPU computes in some milliseconds.
 TIMES = 8
 
 Chunks = tuple[Blocks, ...]
-#: Of operands' labels and chunks, of a result's labels and dtype: its chunks by label.
-Rule = Callable[[Sequence[Labels], Sequence[Chunks], Labels, np.dtype[Any]], dict[Label, Blocks]]
+#: Of operands' labels and chunks, of a result's labels, dtype, and whether it lies on GPUs: its
+#: chunks by label.
+Rule = Callable[
+    [Sequence[Labels], Sequence[Chunks], Labels, np.dtype[Any], bool], dict[Label, Blocks]
+]
 
 
 def own_chunks(
-    labels: Sequence[Labels], chunks: Sequence[Chunks], out: Labels, _: np.dtype[Any]
+    labels: Sequence[Labels], chunks: Sequence[Chunks], out: Labels, *_: Any
 ) -> dict[Label, Blocks]:
     """Those of the operands, as Dask's tensordot has them."""
     return {label: _common(each) for label, each in _found(labels, chunks, out).items()}
 
 
 def limited_chunks(
-    labels: Sequence[Labels], chunks: Sequence[Chunks], out: Labels, dtype: np.dtype[Any]
+    labels: Sequence[Labels], chunks: Sequence[Chunks], out: Labels, dtype: np.dtype[Any], gpu: bool
 ) -> dict[Label, Blocks]:
     """Those of the operands, cut where blocks would be larger than theirs and than Dask's limit.
 
-    That is ``array.chunk-size``, or `TIMES` that where the operands' chunks are as large: small
-    pieces would take a task each, and a copy. Batch axes are cut first, then the first axes that
-    the operands alone give to the result: a piece of one is a piece of rows, or columns, as they
-    lie in memory.
+    That is ``array.chunk-size``, or `TIMES` that where the operands' chunks are as large, and on
+    GPUs: small pieces would take a task each, and a copy. Batch axes are cut first, then the first
+    axes that the operands alone give to the result: a piece of one is a piece of rows, or columns,
+    as they lie in memory.
 
     Parameters
     ----------
@@ -50,18 +53,20 @@ def limited_chunks(
         As for `einsum_chunks`.
     dtype : dtype
         Of the result.
+    gpu : bool
+        Whether it lies on GPUs.
 
     Examples
     --------
     >>> with dask.config.set({"array.chunk-size": 4000}):
     ...     limited_chunks(["kij", "kl"], [((1, 1), (30,), (20,)), ((1, 1), (4,))], "ijl",
-    ...                    np.dtype("float32"))
+    ...                    np.dtype("float32"), gpu=False)
     {'i': (15, 15), 'j': (20,), 'l': (2, 2)}
     """
-    made = own_chunks(labels, chunks, out, dtype)
+    made = own_chunks(labels, chunks, out)
     usual = parse_bytes(dask.config.get("array.chunk-size")) // dtype.itemsize
-    largest = max(prod(map(max, each)) for each in chunks)
-    most = max(usual, min(largest, TIMES * usual))
+    given = max(prod(map(max, each)) for each in chunks)
+    most = max(usual, TIMES * usual if gpu else min(given, TIMES * usual))
     uses = Counter(x for own in labels for x in {*own})
     alone = [[x for x in own if x in made and uses[x] == 1] for own in labels]
     turns = [[x] for x in out if uses[x] > 1]
@@ -89,7 +94,7 @@ def _finer(own: Blocks, parts: int) -> Blocks:
 
 
 def einsum_chunks(
-    labels: Sequence[Labels], chunks: Sequence[Chunks], out: Labels, _: Any = None
+    labels: Sequence[Labels], chunks: Sequence[Chunks], out: Labels, *_: Any
 ) -> dict[Label, Blocks]:
     """Chunks of the result of `dask.array.einsum`, by label.
 

@@ -150,6 +150,8 @@ def _planned(
     contraction: Contraction, precision: Precision, cluster: ClusterSpec | None, hosted: bool | None
 ) -> ContractionPlan:
     check_precision(precision)
+    if hosted is False and isinstance(cluster, ClusterSpec):  # on paper: where they are multiplied
+        contraction = contraction._replace(gpu=cluster.slowest.kind == "gpu")
     steps: list[PlannedStep] = []
 
     def multiplied(

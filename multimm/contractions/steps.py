@@ -14,7 +14,7 @@ from multimm.contractions.subscripts import Label, Labels, Subscripts, written
 from multimm.errors import OptionError, one_line
 from multimm.gpu.integers.bounds import is_narrow
 from multimm.gpu.kernel_selection import Precision
-from multimm.operands import Array, is_dask
+from multimm.operands import Array, is_dask, on_gpu
 from multimm.planning.tiling.grid import Blocks
 
 
@@ -37,6 +37,7 @@ class Contraction(NamedTuple):
     steps: tuple[Step, ...]
     rule: Rule  #: what the chunks of the result are
     asked: np.dtype[Any] | None = None  #: the dtype of the result, if it was asked for
+    gpu: bool = False  #: whether operands lie on GPUs
 
     @property
     def products(self) -> int:
@@ -119,7 +120,7 @@ class Contraction(NamedTuple):
         if not all(is_dask(term.array) for term in terms):
             return {}
         labels, chunks = zip(*((term.labels, term.array.chunks) for term in terms), strict=True)
-        return self.rule(labels, chunks, step.out, self.dtype)
+        return self.rule(labels, chunks, step.out, self.dtype, self.gpu)
 
 
 def _on_diagonals(array: Array, labels: Labels) -> Term:
@@ -168,7 +169,7 @@ def contraction(
             current[place] = kept
     for places in _path(current, out, sizes, optimize):
         steps += _pairs(current, places, out)
-    return Contraction(given, out, tuple(steps), rule, dtype)
+    return Contraction(given, out, tuple(steps), rule, dtype, any(map(on_gpu, arrays)))
 
 
 def _pairs(current: list[Labels], places: tuple[int, ...], out: Labels) -> list[Step]:
