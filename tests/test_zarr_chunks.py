@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from multimm.errors import FileFormatError
 from multimm.files import graph, locate
 from multimm.files import zarr as zarr_files
 from multimm.files.zarr_chunks import UNTOUCHED, WholeChunks
+from multimm.files.zarr_metadata import Encoding, written
 
 zarr = pytest.importorskip("zarr")
 numcodecs = pytest.importorskip("numcodecs")
@@ -31,6 +33,7 @@ OURS = {
     "2, uncompressed": {"zarr_format": 2, "compressors": None},
     "2, big-endian": {"zarr_format": 2, "dtype": ">f4"},
     "one byte": {"dtype": "uint8"},
+    "version 2's names of files": {"chunk_key_encoding": {"name": "v2", "separator": "."}},
     "complex": {"dtype": "complex128"},
 }
 ZARRS = {
@@ -87,6 +90,87 @@ def test_other_chunks_are_left_to_zarr(tmp_path, monkeypatch, kind):
     found = decodes(monkeypatch)
     np.testing.assert_array_equal(read(tmp_path / "x.zarr"), values[WHERE])
     assert found == []
+
+
+def test_metadata_files_say_it_whatever_zarrs_objects_are(tmp_path):
+    for kind, more in {**OURS, **ZARRS}.items():
+        array, _ = stored(tmp_path / f"{kind}.zarr", more)
+        matrix = zarr_files.inspect(locate(str(tmp_path / f"{kind}.zarr"), None))
+        array = SimpleNamespace(chunks=array.chunks, dtype=array.dtype)
+        found = WholeChunks.of(matrix, matrix.path, array)
+        assert (found is not None) == (kind in OURS)
+
+
+REGULAR = {"name": "regular", "configuration": {"chunk_shape": [2, 3]}}
+LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+VERSION_3 = {"zarr_format": 3, "data_type": "int16", "chunk_grid": REGULAR, "codecs": [LITTLE]}
+VERSION_2 = {"dtype": ">f8", "chunks": [2, 3], "order": "C", "compressor": None, "filters": None}
+
+
+@pytest.mark.parametrize(
+    ("more", "dtype", "codec"),
+    [
+        ({}, "<i2", None),
+        ({"data_type": "uint8", "codecs": ["bytes", {"name": "zstd"}]}, "u1", "zstd"),
+        ({"codecs": [LITTLE, {"name": "numcodecs.lz4", "configuration": {}}]}, "<i2", "lz4"),
+    ],
+)
+def test_version_3_is_understood(tmp_path, more, dtype, codec):
+    (tmp_path / "zarr.json").write_text(json.dumps(VERSION_3 | more))
+    assert written(str(tmp_path)) == Encoding(np.dtype(dtype), (2, 3), codec)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"data_type": "bfloat16"},
+        {"data_type": {"name": "numpy.datetime64", "configuration": {"unit": "s"}}},
+        {"chunk_grid": {"name": "rectilinear", "configuration": {"chunk_shapes": [[2], [3]]}}},
+        {"chunk_grid": "regular"},
+        {"codecs": ["bytes"]},  # of which order?
+        {"codecs": []},
+        {"codecs": [LITTLE, "zstd"]},
+        {"codecs": [LITTLE, {"name": "lz4"}]},  # nothing says that it is numcodecs' format
+        {"codecs": [LITTLE, {"name": "zstd"}, {"name": "crc32c"}]},
+        {"codecs": [{"name": "transpose", "configuration": {"order": [1, 0]}}, LITTLE]},
+        {"storage_transformers": [{"name": "new"}]},
+    ],
+)
+def test_what_version_3_may_say_else_is_left_to_zarr(tmp_path, more):
+    (tmp_path / "zarr.json").write_text(json.dumps(VERSION_3 | more))
+    (tmp_path / ".zarray").write_text(json.dumps(VERSION_2))  # is not looked at
+    assert written(str(tmp_path)) is None
+
+
+def test_version_2_is_understood(tmp_path):
+    for more, codec in ({}, None), ({"compressor": {"id": "zlib"}, "filters": []}, "zlib"):
+        (tmp_path / ".zarray").write_text(json.dumps(VERSION_2 | more))
+        assert written(str(tmp_path)) == Encoding(np.dtype(">f8"), (2, 3), codec)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"dtype": "|S8"},
+        {"dtype": "x"},
+        {"dtype": ""},
+        {"dtype": [["x", "<f4"]]},
+        {"order": "F"},
+        {"filters": [{"id": "delta"}]},
+        {"compressor": {"id": "bz2"}},
+        {"compressor": "zstd"},
+    ],
+)
+def test_what_version_2_may_say_else_is_left_to_zarr(tmp_path, more):
+    (tmp_path / ".zarray").write_text(json.dumps(VERSION_2 | more))
+    assert written(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"[", b"[]", b"\xff", b"null"])
+def test_damaged_metadata_are_left_to_zarr(tmp_path, content):
+    (tmp_path / "zarr.json").write_bytes(content)
+    assert written(str(tmp_path)) is None
+    assert written(str(tmp_path / "nothing")) is None
 
 
 def test_a_box_that_is_a_chunk_is_decoded_in_place(tmp_path, monkeypatch):

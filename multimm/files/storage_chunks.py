@@ -99,7 +99,7 @@ def of_zarr(array: Any, stored: int | None) -> Storage:
     at_once = max(1, min(count, AT_ONCE // max(1, one)))  # see `boxes`
     decoded = at_once * one
     encoded = decoded if stored is None else min(decoded, at_once * stored)
-    names = [name_of(codec) for codec in (*(array.filters or ()), *(array.compressors or ()))]
+    names = [_name_of(codec) for codec in (*(array.filters or ()), *(array.compressors or ()))]
     names = [name for name in names if name not in FREE]
     held = encoded if names else decoded
     # Zarr's threads let go of a chunk when they run again: the next one is read meanwhile.
@@ -111,7 +111,7 @@ def of_zarr(array: Any, stored: int | None) -> Storage:
     return Storage(chunk, itemsize, held, decoded, left, _speed(names))
 
 
-def name_of(codec: Any) -> str:
+def _name_of(codec: Any) -> str:
     """A codec as Zarr's specification calls it: of version 2 by its id, of 3 by its class."""
     found = getattr(codec, "codec_id", None) or type(codec).__name__.removesuffix("Codec")
     return str(found).lower().removeprefix("numcodecs.")

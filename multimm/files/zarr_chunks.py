@@ -20,15 +20,14 @@ from __future__ import annotations
 import math
 import os
 import threading
+from importlib import import_module
 from typing import Any, Self
 
 import numpy as np
 
-from multimm.files.storage_chunks import name_of
-from multimm.files.stored import StoredMatrix, Where, package
+from multimm.files.stored import StoredMatrix, Where
+from multimm.files.zarr_metadata import CODECS, written
 
-#: Codecs of numcodecs' that decode into memory that they are given, and whose speed they have.
-KNOWN = {"blosc": "blosc", "gzip": "gzip", "lz4": "blosc", "zlib": "gzip", "zstd": "zstd"}
 #: In the last byte before a chunk is decoded: still there, it may have been a shorter one.
 UNTOUCHED = 0xA5
 #: Bytes, of which the last four are the size of what it begins.
@@ -45,27 +44,23 @@ class WholeChunks:
     @classmethod
     def of(cls, matrix: StoredMatrix, folder: str, array: Any) -> Self | None:
         """For an array whose chunks are decoded here; None if Zarr has to."""
-        metadata = array.metadata
-        names = [name_of(codec) for codec in array.compressors or ()]
-        if matrix.place.remote or array.shards or array.filters or len(names) > 1:
+        encoding = None if matrix.place.remote else written(folder)
+        if encoding is None or encoding.chunk != array.chunks:
             return None
-        if not KNOWN.keys() >= {*names}:
+        dtype, codec = encoding.dtype, None
+        if dtype != array.dtype.newbyteorder(dtype.byteorder):
             return None
-        dtype = array.dtype
-        if metadata.zarr_format == 3:
-            if name_of(array.serializer) != "bytes":
+        if encoding.codec is not None:
+            try:
+                codec = import_module("numcodecs").get_codec({"id": encoding.codec})
+            except (ImportError, ValueError):  # built without it
                 return None
-            endian = array.serializer.endian
-            dtype = dtype.newbyteorder("=" if endian is None else endian.value)
-        elif metadata.order != "C":
-            return None
-        codec = package("numcodecs").get_codec({"id": names[0]}) if names else None
         return cls(folder, array, dtype, codec)
 
     @property
     def speed(self) -> str:
         """What `planning.cost.reading` calls the speed of decoding."""
-        return "" if self.codec is None else KNOWN[self.codec.codec_id]
+        return "" if self.codec is None else CODECS[self.codec.codec_id]
 
     def read(self, target: np.ndarray[Any, Any], box: Where) -> None:
         """Read a box of the array that lies in one chunk into an array of its shape."""
