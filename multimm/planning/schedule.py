@@ -39,7 +39,6 @@ from multimm.planning.tiling.grid import (
     number_of,
     parts_of,
     spans,
-    turns,
 )
 from multimm.planning.tiling.result_chunks import Chunk, chunks_of, counted, within
 from multimm.planning.tiling.stacks import Share, shares
@@ -373,14 +372,10 @@ class Schedule:
 
     def merges(self, row: int, j: int) -> tuple[Merge, ...]:
         """The additions that sum the parts of a computed block of C."""
-        return merges(self.parts, self.turn(row, j), self.fan_in) if self.parts > 1 else ()
-
-    def turn(self, row: int, j: int) -> int:
-        """Which worker of its place keeps a block's sum: one of those alike in `merges`."""
-        return self._turns[row, j] % turns(self.parts, self.fan_in)
+        return merges(self.parts, self.turns[row, j], self.fan_in) if self.parts > 1 else ()
 
     @cached_property
-    def _turns(self) -> dict[tuple[int, int], int]:
+    def turns(self) -> dict[tuple[int, int], int]:
         """By computed block of C: how many its place has had before, so that owners take turns."""
         found: dict[tuple[int, int], int] = {}
         before: Counter[tuple[int, int]] = Counter()
