@@ -22,7 +22,7 @@ from stand_in import LAYOUTS, GPUArray, fake_cupy, gpu, laid_out, memory
 import multimm
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
 from multimm.gpu.arch import ARCHITECTURES, Device, limits_for
-from multimm.gpu.emulated import configs, packed, serialization
+from multimm.gpu.emulated import configs, packed
 from multimm.gpu.emulated import pack as emulated_pack
 from multimm.gpu.emulated.configs import (
     PARTS,
@@ -433,7 +433,7 @@ def test_blocks_travel_and_come_back(kind, family, arrays_travel):
     from dask.sizeof import sizeof
     from distributed.protocol import deserialize, serialize
 
-    serialization.register()
+    packed._register()
     block = block_of(*kind)
     if block.raw is not None and kind[1] == "a":
         turned = laid_out(np.asarray(block.raw), "F")
@@ -456,8 +456,8 @@ def test_dask_cuda_counts_a_block_as_device_memory(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "dask_cuda", ModuleType("dask_cuda"))
     monkeypatch.setitem(sys.modules, "dask_cuda.is_device_object", module)
-    serialization.register.cache_clear()
-    serialization.register()
+    packed._register.cache_clear()
+    packed._register()
     assert registered[PackedBlock](block_of("normal")) is True
 
 

@@ -11,7 +11,7 @@ from gpu_arrays import pack_tiles
 from pack_reference import pack_reference, split
 
 from multimm.gpu.arch import RESIDUAL_CAP
-from multimm.gpu.emulated import pack, serialization
+from multimm.gpu.emulated import pack, packed
 from multimm.gpu.emulated.configs import cut_for
 from multimm.gpu.emulated.pack import prepared, source_of
 
@@ -227,7 +227,7 @@ def test_repeated_elements_are_copied():
 def test_blocks_travel_as_dask_sends_them(kind, family):
     from distributed.protocol import deserialize, serialize
 
-    serialization.register()
+    packed.register_with_dask()
     x = numbers("normal", 70, 90, np.random.default_rng(16))
     if kind == "not finite":
         x[3, 4] = np.inf
