@@ -12,8 +12,7 @@ from pack_reference import pack_reference, split
 
 from multimm.gpu.arch import RESIDUAL_CAP
 from multimm.gpu.emulated import pack, packed
-from multimm.gpu.emulated.configs import cut_for
-from multimm.gpu.emulated.pack import prepared, source_of
+from multimm.gpu.emulated.pack import cut_for, prepared, source_of
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
