@@ -332,16 +332,6 @@ class Schedule:
         """Floating-point operations that are executed, over all matrices."""
         return 2 * self.problem.k * self.work.computed if self.mirrors else self.problem.flops
 
-    @property
-    def share_flops(self) -> int:
-        """Floating-point operations of the busiest worker."""
-        return 2 * self.work.multiplied(self.share_k)
-
-    @property
-    def handed_on(self) -> int:
-        """Elements of sums that the busiest worker's products hand to the next ones."""
-        return self.work.handed_on(self.steps)
-
     @cached_property
     def share_k(self) -> int:
         """Length of the longest part of k."""
@@ -349,11 +339,6 @@ class Schedule:
             sum(self.k_tiles[start:end])
             for start, end in zip(self.first_k_tile, self.first_k_tile[1:], strict=False)
         )
-
-    @property
-    def finishing(self) -> int:
-        """Tasks on blocks of C after their last sum."""
-        return self.work.finishing(adds=self.problem.c is not None)
 
     @property
     def joined_bytes(self) -> int:
@@ -523,7 +508,9 @@ class Schedule:
         chained = sum(ceil_div(end - start, per_task) for start, end in pairwise(self.first_k_tile))
         chained = 1 if self.partial_products else chained
         products = (
-            self.work.count * (chained + sums) + self.finishing + self.operands.coalesced_transfers
+            self.work.count * (chained + sums)
+            + self.work.finishing(adds=self.problem.c is not None)
+            + self.operands.coalesced_transfers
         )
         packed = self.operands.packed
         panels = self.operand_panels() if self.stream or packed else set()
