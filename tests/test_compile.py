@@ -18,10 +18,9 @@ from multimm.gpu.emulated.configs import (
     BROAD_REGISTRY,
     SPLIT_REGISTRY,
     SplitConfig,
-    held_on,
-    pack_defines,
-    residual_defines,
 )
+from multimm.gpu.emulated.outliers import residual_defines
+from multimm.gpu.emulated.pack import held_on, pack_defines
 from multimm.gpu.integers.tensor_cores import MMA_CONFIGS, WGMMA_CONFIGS
 from multimm.gpu.runtime import file_cache, launch, nvrtc
 from multimm.gpu.runtime import jit as compiling

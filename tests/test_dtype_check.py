@@ -67,7 +67,7 @@ def product(role, own, chunks, workers, dtype="float32", symmetric=False, p_k=1)
     step = Step(dtype, dtype, trans_b=symmetric, alpha=2, beta=3)
     spec, item = MatrixSpec((SIZE, SIZE), dtype, c.dtype.itemsize, c.chunks), own.chunks
     of_a, of_c = (replace(spec, chunks=item if role == x else c.chunks) for x in "ac")
-    problem = Problem(of_a, of_a, dtype, dtype, 8, 8, c=of_c, symmetric=symmetric)
+    problem = Problem(of_a, of_a, dtype, dtype, c=of_c, symmetric=symmetric)
     cluster, fixed = ClusterSpec.homogeneous(H200, workers), Options(BLOCK, BLOCK, p_k)
     plan = plan_matmul(problem, cluster, options=fixed)
     return build(plan, a, b, c, step, np.empty((0, 0), dtype))

@@ -98,7 +98,7 @@ def test_a_worker_killed_while_partial_products_of_c_are_made(columns):
         a = da.random.default_rng(0).integers(-8, 9, (18000, 512), chunks=(200, columns))
         b = da.random.default_rng(1).integers(-8, 9, (512, 16))  # no BLAS: slow
         large = MatrixSpec(a.shape, "int64", 8, a.chunks, owners=(0, 1, 2) * 30 * len(a.chunks[1]))
-        problem = Problem(large, MatrixSpec(b.shape, "int64", 8), "int64", "int64", 8, 8)
+        problem = Problem(large, MatrixSpec(b.shape, "int64", 8), "int64", "int64")
         spec = ClusterSpec.homogeneous(DeviceSpec("cpu", "cpu", 400_000_000, 50.0, 20.0), 3)
         found = (x for x in in_partial_products(problem, spec) if x.work.adds == (columns < 512))
         plan = replace(plan_matmul(problem, spec), layout=next(found))

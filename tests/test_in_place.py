@@ -12,12 +12,12 @@ from paper import cpus, gpus
 
 from multimm.graph.array import build
 from multimm.graph.tasks.multiply import Step
+from multimm.planning.blocking import lay_out
 from multimm.planning.candidates.in_place import parts_in_place
 from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import MatrixSpec
-from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.grid import Grid
 
 # --------------------------------------------------------------------- the plan

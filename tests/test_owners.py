@@ -23,13 +23,13 @@ from multimm.graph.array import build
 from multimm.graph.data_location import owners_of
 from multimm.graph.scheduler.install import install
 from multimm.graph.tasks.multiply import Step
+from multimm.planning.blocking import lay_out
 from multimm.planning.candidates.rank_map import renumbered
 from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, INFINIBAND, NVLINK, ClusterSpec, Link, MatrixSpec
-from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.grid import Grid
 
 SIZE, BLOCK = 96, 24

@@ -22,17 +22,19 @@ from stand_in import LAYOUTS, GPUArray, fake_cupy, gpu, laid_out, memory
 import multimm
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
 from multimm.gpu.arch import ARCHITECTURES, Device, limits_for
-from multimm.gpu.emulated import configs, packed, serialization
+from multimm.gpu.emulated import configs, packed
 from multimm.gpu.emulated import pack as emulated_pack
-from multimm.gpu.emulated.configs import (
-    PARTS,
+from multimm.gpu.emulated.configs import PARTS, tiles_for
+from multimm.gpu.emulated.pack import (
+    Packing,
     cut_for,
     held_on,
+    pack,
     pack_defines,
     pack_shared_bytes,
-    tiles_for,
+    prepared,
+    source_of,
 )
-from multimm.gpu.emulated.pack import Packing, pack, prepared, source_of
 from multimm.gpu.emulated.packed import PackedBlock, check_pair
 from multimm.gpu.runtime.jit import compile_text
 from multimm.gpu.runtime.kernel_source import kernel_text
@@ -54,7 +56,7 @@ class Kernel:
     def split_pack(self, tasks, struct, stage, patience, exact):
         assert stage in range(3)
         assert exact in range(2)
-        assert patience == configs.PATIENCE
+        assert patience == emulated_pack.PATIENCE
         for members in np.frombuffer(struct.tobytes(), np.uint64).reshape(2, -1):
             tasks -= self.pack_one(stage, *map(int, members)) if members.any() else 0
         assert tasks == 0
@@ -274,7 +276,7 @@ def test_tasks_cover_every_slab_of_every_panel(rows, k, limits, multiprocessors)
     assert cut.tasks == panels * blocks
     assert cut.at_once == (blocks <= multiprocessors)
     # The device is full, or no block has less to do.
-    assert cut.run in (1, held) or cut.tasks > multiprocessors * configs.BLOCKS // 2
+    assert cut.run in (1, held) or cut.tasks > multiprocessors * emulated_pack.BLOCKS // 2
 
 
 def map_of_the_kernel() -> dict[str, object]:
@@ -338,7 +340,7 @@ def test_threads_read_exchange_and_write_each_element_once_without_conflicts():
 def test_kernels_fit_a_multiprocessor(parts):
     text = kernel_text("split_pack.cu", dict(pack_defines(parts, 6)))
     usage = compile_text(text, "sm_90").usage["split_pack"]
-    assert usage.registers <= 65_536 // 256 // configs.BLOCKS
+    assert usage.registers <= 65_536 // 256 // emulated_pack.BLOCKS
     assert (usage.spilled, usage.shared) == (0, 0)
     for file, more in (("split_unpack.cu", {}), ("split_residuals.cu", {"CAP": 1024})):
         text = kernel_text(file, {"PARTS": parts, **more})
@@ -433,7 +435,7 @@ def test_blocks_travel_and_come_back(kind, family, arrays_travel):
     from dask.sizeof import sizeof
     from distributed.protocol import deserialize, serialize
 
-    serialization.register()
+    packed._register()
     block = block_of(*kind)
     if block.raw is not None and kind[1] == "a":
         turned = laid_out(np.asarray(block.raw), "F")
@@ -456,8 +458,8 @@ def test_dask_cuda_counts_a_block_as_device_memory(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "dask_cuda", ModuleType("dask_cuda"))
     monkeypatch.setitem(sys.modules, "dask_cuda.is_device_object", module)
-    serialization.register.cache_clear()
-    serialization.register()
+    packed._register.cache_clear()
+    packed._register()
     assert registered[PackedBlock](block_of("normal")) is True
 
 

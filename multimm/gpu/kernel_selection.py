@@ -108,10 +108,10 @@ def choose_packed(sizes: GemmSizes, scheme: str, refused: str | None, device: De
         return Choice(FFMA, scheme, refused)
     if entries_for(device.limits) and 0 not in (sizes.m, sizes.n, sizes.k):
         return Choice(SPLIT, scheme, "the operands are packed")
-    return choose_kernel(sizes, scheme, device)
+    return Choice(FFMA, scheme, _why_not(sizes, scheme, device) or "there is nothing to multiply")
 
 
-def _why_not(sizes: GemmSizes, precision: Precision, device: Device) -> str | None:
+def _why_not(sizes: GemmSizes, precision: str, device: Device) -> str | None:
     if precision == "ieee":
         return "FP32 multiply-adds were asked for"
     if not pays(PRODUCTS[precision], device):

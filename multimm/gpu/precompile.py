@@ -42,11 +42,10 @@ from multimm.gpu.emulated.configs import (
     PRODUCTS,
     SplitEntry,
     entries_for,
-    held_on,
-    pack_defines,
     precisions_that_pay,
-    residual_defines,
 )
+from multimm.gpu.emulated.outliers import residual_defines
+from multimm.gpu.emulated.pack import held_on, pack_defines
 from multimm.gpu.runtime import file_cache
 from multimm.gpu.runtime.jit import kept_stems
 from multimm.gpu.runtime.kernel_source import kernel_text

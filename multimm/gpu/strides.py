@@ -196,3 +196,11 @@ def repeats(stack: Stack, batch: Shape) -> bool:
             return True
         span += (size - 1) * abs(step)
     return False
+
+
+def common_alignment(*lengths: int) -> int:
+    """The largest power of two, up to 16, that divides all lengths and addresses."""
+    bits = 16
+    for length in lengths:
+        bits |= length
+    return bits & -bits

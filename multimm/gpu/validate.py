@@ -42,7 +42,10 @@ def check_product(
     check_arrays(given, np.float32, packed)
     device = a.device.id if packed is None else packed
     shape = product_shape(a.shape, b.shape, *trans)
-    check_lower(lower, shape.m, shape.n)
+    if lower and shape.m != shape.n:
+        raise ShapeError(
+            f"the product is {shape.m} x {shape.n}: only a square one has a lower triangle"
+        )
     for name in ("c", "partial"):
         if name in given:
             check_addend(name, given[name].shape, shape)
@@ -104,18 +107,6 @@ def check_addend(name: str, shape: Shape, product: ProductShape) -> None:
         )
 
 
-def check_lower(lower: bool, m: int, n: int) -> None:
-    """Check that a product whose lower triangle is asked for has a diagonal.
-
-    Raises
-    ------
-    ShapeError
-        If it is not square.
-    """
-    if lower and m != n:
-        raise ShapeError(f"the product is {m} x {n}: only a square one has a lower triangle")
-
-
 def check_arrays(given: dict[str, Array], dtype: DTypeLike, device: int | None = None) -> None:
     """Check that all are CuPy arrays of one dtype on one device.
 
@@ -170,11 +161,3 @@ def _check_out(given: dict[str, Operand], shape: Shape) -> Stack:
         if may_overlap(stack, shape[:-2], other, x.shape[:-2], out.itemsize):
             raise ShapeError(f"out and {name} may share memory: pass an out of its own")
     return stack
-
-
-def common_alignment(*lengths: int) -> int:
-    """The largest power of two, up to 16, that divides all lengths and addresses."""
-    bits = 16
-    for length in lengths:
-        bits |= length
-    return bits & -bits

@@ -39,7 +39,6 @@ from multimm.planning.tiling.grid import (
     number_of,
     parts_of,
     spans,
-    turns,
 )
 from multimm.planning.tiling.result_chunks import Chunk, chunks_of, counted, within
 from multimm.planning.tiling.stacks import Share, shares
@@ -333,16 +332,6 @@ class Schedule:
         """Floating-point operations that are executed, over all matrices."""
         return 2 * self.problem.k * self.work.computed if self.mirrors else self.problem.flops
 
-    @property
-    def share_flops(self) -> int:
-        """Floating-point operations of the busiest worker."""
-        return 2 * self.work.multiplied(self.share_k)
-
-    @property
-    def handed_on(self) -> int:
-        """Elements of sums that the busiest worker's products hand to the next ones."""
-        return self.work.handed_on(self.steps)
-
     @cached_property
     def share_k(self) -> int:
         """Length of the longest part of k."""
@@ -350,11 +339,6 @@ class Schedule:
             sum(self.k_tiles[start:end])
             for start, end in zip(self.first_k_tile, self.first_k_tile[1:], strict=False)
         )
-
-    @property
-    def finishing(self) -> int:
-        """Tasks on blocks of C after their last sum."""
-        return self.work.finishing(adds=self.problem.c is not None)
 
     @property
     def joined_bytes(self) -> int:
@@ -373,14 +357,10 @@ class Schedule:
 
     def merges(self, row: int, j: int) -> tuple[Merge, ...]:
         """The additions that sum the parts of a computed block of C."""
-        return merges(self.parts, self.turn(row, j), self.fan_in) if self.parts > 1 else ()
-
-    def turn(self, row: int, j: int) -> int:
-        """Which worker of its place keeps a block's sum: one of those alike in `merges`."""
-        return self._turns[row, j] % turns(self.parts, self.fan_in)
+        return merges(self.parts, self.turns[row, j], self.fan_in) if self.parts > 1 else ()
 
     @cached_property
-    def _turns(self) -> dict[tuple[int, int], int]:
+    def turns(self) -> dict[tuple[int, int], int]:
         """By computed block of C: how many its place has had before, so that owners take turns."""
         found: dict[tuple[int, int], int] = {}
         before: Counter[tuple[int, int]] = Counter()
@@ -528,7 +508,9 @@ class Schedule:
         chained = sum(ceil_div(end - start, per_task) for start, end in pairwise(self.first_k_tile))
         chained = 1 if self.partial_products else chained
         products = (
-            self.work.count * (chained + sums) + self.finishing + self.operands.coalesced_transfers
+            self.work.count * (chained + sums)
+            + self.work.finishing(adds=self.problem.c is not None)
+            + self.operands.coalesced_transfers
         )
         packed = self.operands.packed
         panels = self.operand_panels() if self.stream or packed else set()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
+from multimm.planning.blocking import lay_out
 from multimm.planning.candidates.along_chunks import along_chunks
 from multimm.planning.candidates.read_ahead import in_short_parts, made_by_tasks, with_little_ahead
 from multimm.planning.cost import communication, memory, time
@@ -14,7 +15,6 @@ from multimm.planning.hardware import ClusterSpec
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
-from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.counts import (
     AS_USUAL,
     EDGE,

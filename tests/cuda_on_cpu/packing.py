@@ -11,7 +11,7 @@ from pack_reference import joined, pack_reference, row_exponents, split
 from cuda_on_cpu.operands import Far, Operand, placed
 from cuda_on_cpu.products import Case
 from cuda_on_cpu.program import Buffer, Launch, Pointer, Struct
-from multimm.gpu.emulated.configs import pack_shared_bytes
+from multimm.gpu.emulated.pack import pack_shared_bytes
 
 THREADS = 256
 _BUFFERS = 8  # of an operand

@@ -11,9 +11,8 @@ from gpu_arrays import pack_tiles
 from pack_reference import pack_reference, split
 
 from multimm.gpu.arch import RESIDUAL_CAP
-from multimm.gpu.emulated import pack, serialization
-from multimm.gpu.emulated.configs import cut_for
-from multimm.gpu.emulated.pack import prepared, source_of
+from multimm.gpu.emulated import pack, packed
+from multimm.gpu.emulated.pack import cut_for, prepared, source_of
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
@@ -227,7 +226,7 @@ def test_repeated_elements_are_copied():
 def test_blocks_travel_as_dask_sends_them(kind, family):
     from distributed.protocol import deserialize, serialize
 
-    serialization.register()
+    packed.register_with_dask()
     x = numbers("normal", 70, 90, np.random.default_rng(16))
     if kind == "not finite":
         x[3, 4] = np.inf

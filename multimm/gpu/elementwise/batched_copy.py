@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multimm.gpu.runtime.launch import by_value, kernel_for
-from multimm.gpu.strides import collapse
-from multimm.gpu.validate import common_alignment
+from multimm.gpu.strides import collapse, common_alignment
 from multimm.shapes import Shape
 
 Array = Any

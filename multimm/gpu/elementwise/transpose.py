@@ -23,8 +23,8 @@ from multimm.gpu.runtime.launch import (
     kernel_for,
     prepare,
 )
-from multimm.gpu.strides import Axis, Stack
-from multimm.gpu.validate import check_arrays, common_alignment
+from multimm.gpu.strides import Axis, Stack, common_alignment
+from multimm.gpu.validate import check_arrays
 
 logger = logging.getLogger(__name__)
 

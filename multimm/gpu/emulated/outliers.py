@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from multimm.gpu.emulated.configs import PARTS, SLAB, residual_defines
+from multimm.gpu.arch import RESIDUAL_CAP
+from multimm.gpu.emulated.configs import PARTS, SLAB
 from multimm.gpu.emulated.packed import PackedBlock
 from multimm.gpu.problem import describe
 from multimm.gpu.runtime.launch import device_of, kernel_for
@@ -32,6 +33,11 @@ class Lists(NamedTuple):
 #: Takes A, B, and the addresses of D and of what packing has counted, or 0; launches on the current
 #: stream.
 Adding = Callable[[Lists, Lists, int, int], None]
+
+
+def residual_defines(parts: int) -> tuple[tuple[str, int], ...]:
+    """The compile-time parameters of kernels/split_residuals.cu."""
+    return (("PARTS", parts), ("CAP", RESIDUAL_CAP))
 
 
 def prepared(m: int, n: int, k: int, scheme: str, device: int, alpha: float, ldd: int) -> Adding:

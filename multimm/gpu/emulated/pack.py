@@ -1,11 +1,13 @@
 """Packing float32 operands for the tensor cores: kernels/split_pack.cu and its launch.
 
 One launch packs an operand, or both of a product; two do where k is long. They work in a head,
-memory that says afterwards what packing has found: see `Packing`.
+memory that says afterwards what packing has found: see `Packing`. Figures are what was fastest on
+an H200.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import struct
 from collections.abc import Sequence
@@ -15,19 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multimm.errors import OptionError, ShapeError
-from multimm.gpu.arch import RESIDUAL_CAP
-from multimm.gpu.emulated.configs import (
-    PANEL,
-    PARTS,
-    PATIENCE,
-    SLAB,
-    SPLIT_K,
-    cut_for,
-    held_on,
-    pack_defines,
-    pack_shared_bytes,
-    tiles_for,
-)
+from multimm.gpu.arch import RESERVED_BYTES, RESIDUAL_CAP, ArchLimits
+from multimm.gpu.emulated.configs import PANEL, PARTS, SLAB, SPLIT_K, tiles_for
 from multimm.gpu.emulated.packed import PackedBlock, register_with_dask
 from multimm.gpu.problem import operand, walkable
 from multimm.gpu.runtime.driver_launch import fill
@@ -49,6 +40,54 @@ _RESIDUAL = 12  # bytes: row * 2^32 + k, and the value
 _STRUCT = struct.Struct("28Q")  # of the kernel: 14 members for each of two operands
 _ALL, _LEAVE, _TAKE = (np.int32(stage) for stage in range(3))  # of the kernel
 _BY_VALUE = np.dtype((np.void, _STRUCT.size))
+#: Thread blocks that share a multiprocessor, and the float32 tiles that each may hold: more blocks
+#: of fewer tiles are slower.
+BLOCKS, MOST_HELD = 2, 6
+#: Shared memory for a tile, and for all else, in bytes.
+_TILE_BYTES, _OTHER_BYTES = 4 * SLAB * SLAB, 4 * 9 * SLAB
+#: Times that a block looks for the others' maxima, about 1 ms, before it finds them alone, which
+#: takes 0.2 ms by an estimate. Of large squares 95 of 100 blocks wait for 8 us or less (H200).
+PATIENCE = 2**10
+
+
+def held_on(limits: ArchLimits) -> int:
+    """How many tiles a block holds on a GPU."""
+    room = limits.shared_bytes // BLOCKS - RESERVED_BYTES - _OTHER_BYTES
+    return max(1, min(MOST_HELD, room // _TILE_BYTES))
+
+
+def pack_shared_bytes(held: int) -> int:
+    """Dynamic shared memory of a block that holds so many tiles."""
+    return held * _TILE_BYTES + _OTHER_BYTES
+
+
+def pack_defines(parts: int, held: int) -> tuple[tuple[str, int], ...]:
+    """The compile-time parameters of kernels/split_pack.cu."""
+    return (("PARTS", parts), ("BLOCKS", BLOCKS), ("HELD", held), ("CAP", RESIDUAL_CAP))
+
+
+class Cut(NamedTuple):
+    """How kernels/split_pack.cu cuts an operand into tasks."""
+
+    run: int  #: slabs that one block packs
+    tasks: int
+    at_once: bool  #: whether the blocks of a panel run at one time: no launch has to find maxima
+
+
+@functools.lru_cache(maxsize=1024)
+def cut_for(rows: int, k: int, held: int, multiprocessors: int) -> Cut:
+    """Return how an operand of that size is cut on a GPU.
+
+    Every multiprocessor has something to do if that is possible. Half of the blocks that run at one
+    time may share a panel: the others copy or write while these wait.
+    """
+    panels, slabs = tiles_for(rows, k)
+    if not panels or not slabs:
+        return Cut(1, 0, True)
+    places = multiprocessors * BLOCKS
+    run = max(1, min(held, -(-panels * slabs // places)))
+    blocks = -(-slabs // run)
+    return Cut(run, panels * blocks, blocks <= places // 2)
 
 
 class Source(NamedTuple):

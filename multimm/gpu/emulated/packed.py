@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -204,9 +205,26 @@ def register_with_dask() -> None:
     imported when the block's type is unpickled.
     """
     if "distributed" in sys.modules:
-        from multimm.gpu.emulated.serialization import register
+        _register()
 
-        register()
+
+@functools.cache
+def _register() -> None:
+    """Register its size, and that each array travels as CuPy's do: "dask" and "cuda" frames.
+
+    It would count as a few bytes of host memory, and travel by pickle, through the host.
+    """
+    from dask.sizeof import sizeof
+    from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
+    from distributed.protocol.serialize import register_generic
+
+    sizeof.register(PackedBlock)(lambda block: block.nbytes)
+    register_generic(PackedBlock)
+    register_generic(PackedBlock, "cuda", cuda_serialize, cuda_deserialize)
+    if sys.modules.get("dask_cuda"):  # as in every worker that it has started
+        from dask_cuda.is_device_object import is_device_object
+
+        is_device_object.register(PackedBlock)(lambda block: True)
 
 
 register_with_dask()

@@ -14,13 +14,14 @@ from math import prod
 from multimm.graph.block_task import BlockTask, Key
 from multimm.graph.label import Kind
 from multimm.graph.lowering.operand import Operand
-from multimm.graph.lowering.rechunk import SubBlock, coalesced, cut_out, task_of
+from multimm.graph.lowering.rechunk import cut_out
+from multimm.graph.lowering.sub_blocks import SubBlock, coalesced, task_of
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.partial_products import KTile
 from multimm.planning.owner_computes import OwnerComputes
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Coordinate, number_of
-from multimm.planning.tiling.rechunk import cuts_of, shape_of, size_of
+from multimm.planning.tiling.rechunk import shape_of
 
 Cell = tuple[int, int]  #: a k-tile, and a block across
 
@@ -52,12 +53,8 @@ class SmallOperand:
         found = {}
         for s, across in product(range(len(layout.k_tiles)), range(len(self.own.across))):
             at = (across, s) if self.own.partial_products.by_columns else (s, across)
-            cuts = cuts_of(operand.own_chunks, operand.where(operand.index((), *at)))
-            found[s, across] = [
-                SubBlock(operand.key(index), size_of(operand.own_chunks, index), cut, to)
-                for index, cut, to in cuts
-                if prod(shape_of(to))
-            ]
+            own = operand.sub_blocks(operand.where(operand.index((), *at)), operand.key)
+            found[s, across] = [sub_block for sub_block in own if prod(sub_block.shape)]
         return found
 
     @cached_property

@@ -14,11 +14,12 @@ from typing import Any
 import dask.array as da
 
 from multimm.graph.block_task import Block, Key
+from multimm.graph.lowering.sub_blocks import SubBlock
 from multimm.graph.tasks.host_offload import upload
 from multimm.planning.matrix import Storage
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Blocks, Coordinate, number_of
-from multimm.planning.tiling.rechunk import Index, offsets
+from multimm.planning.tiling.rechunk import Index, cuts_of, offsets, size_of
 
 Reader = Callable[[tuple[slice, ...]], Block]
 
@@ -156,6 +157,12 @@ class Operand:
     def where(self, index: Index) -> tuple[slice, ...]:
         """The rectangle of the array that a stored block covers."""
         return tuple(offsets[at] for offsets, at in zip(self._offsets, index, strict=True))
+
+    def sub_blocks(self, where: tuple[slice, ...], key: Callable[[Index], Key]) -> list[SubBlock]:
+        """What the array's own blocks, which have such keys, have of a rectangle of it."""
+        chunks = self.own_chunks
+        found = cuts_of(chunks, where)
+        return [SubBlock(key(at), size_of(chunks, at), cut, to) for at, cut, to in found]
 
     @cached_property
     def _offsets(self) -> tuple[list[slice], ...]:

@@ -13,7 +13,7 @@ from multimm.graph.label import Kind
 from multimm.graph.lowering.backpressure import Barriers
 from multimm.graph.lowering.operand import Operand
 from multimm.graph.lowering.rechunk import brought, join, upload_sub_blocks
-from multimm.graph.lowering.sub_blocks import sub_blocks
+from multimm.graph.lowering.sub_blocks import task_of
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.multiply import Step, pack, read
 from multimm.planning.schedule import Schedule
@@ -44,8 +44,7 @@ class OperandBlocks:
     def addend(self, c: Operand, index: Index, place: Place) -> Argument:
         """C's block for one of the result, with the tasks that cut it where it lies."""
         if c.in_sub_blocks and self.keys.cluster.workers == 1:  # whatever its grid, all lies there
-            parts, keys = sub_blocks(c.key, c.own_chunks, c.where(index), c.array.dtype)
-            return Argument(parts, ((place.owner, tuple(keys)),))
+            return _in_sub_blocks(c, index, place.owner, c.key)
         found = brought(c, index, place.owner, place.order[:2], self.keys)
         self.made |= found.tasks
         return Argument(found.ref, found.inputs, found.sizes)
@@ -94,8 +93,8 @@ class OperandBlocks:
         source: tuple[Any, ...] = operand.reader_at(where), where
         inputs: Inputs = ()
         if operand.from_host:
-            parts, keys = sub_blocks(operand.source, operand.own_chunks, where, operand.array.dtype)
-            verb, source, inputs = upload_sub_blocks, (parts,), ((owner, tuple(keys)),)
+            parts, inputs, _ = _in_sub_blocks(operand, index, owner, operand.source)
+            verb, source = upload_sub_blocks, (parts,)
         place = self.keys.place(owner, order, inputs)
         label = self.keys.label(Kind.READ, operand.role, index)
         self.made[key] = BlockTask(key, verb, *source, *waits, label=label, place=place)
@@ -109,9 +108,7 @@ class OperandBlocks:
             if self.layout.tiles.cuts_once:
                 self.others[at] = self._joined(operand, index, owner, step)
             else:
-                where, dtype = operand.where(index), operand.array.dtype
-                parts, keys = sub_blocks(operand.key, operand.own_chunks, where, dtype)
-                self.others[at] = Argument(parts, ((owner, tuple(keys)),))
+                self.others[at] = _in_sub_blocks(operand, index, owner, operand.key)
         return self.others[at]
 
     def _joined(self, operand: Operand, index: Index, owner: Coordinate, step: Index) -> Argument:
@@ -144,3 +141,13 @@ class OperandBlocks:
                 sizes=sizes,
             )
         return key
+
+
+def _in_sub_blocks(
+    operand: Operand, index: Index, owner: Coordinate, key: Callable[[Index], Key]
+) -> Argument:
+    """A block in sub-blocks of the array's own ones, which have such keys, on one worker."""
+    where = operand.where(index)
+    found = operand.sub_blocks(where, key)
+    keys = tuple(sub_block.key for sub_block in found)
+    return Argument(task_of(found, where, operand.array.dtype), ((owner, keys),))

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, pairwise
-from math import prod
 from typing import NamedTuple
 
 from dask._task_spec import Task, TaskRef
@@ -21,7 +19,7 @@ from dask._task_spec import Task, TaskRef
 from multimm.graph.block_task import Block, BlockTask, Inputs, Key, Sizes, check_shape
 from multimm.graph.label import Kind
 from multimm.graph.lowering.operand import Operand
-from multimm.graph.lowering.sub_blocks import made_of
+from multimm.graph.lowering.sub_blocks import SubBlock, coalesced, task_of
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.dtype_check import DType
 from multimm.graph.tasks.host_offload import upload, uploaded
@@ -29,28 +27,8 @@ from multimm.graph.tasks.multiply import finished, stream_for
 from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.tiling.grid import Coordinate, number_of
 from multimm.planning.tiling.rechunk import Index, Where, cuts_of, shape_of, size_of
-from multimm.shapes import Shape
 
 Tasks = dict[Key, BlockTask]
-
-
-class SubBlock(NamedTuple):
-    """A part of one of the plan's blocks."""
-
-    key: Key  #: of what has it
-    size: Shape  #: of what has it
-    cut: Where  #: which part of that it is
-    to: Where  #: where in the block it goes
-
-    @property
-    def shape(self) -> Shape:
-        """Its own."""
-        return shape_of(self.to)
-
-    @property
-    def whole(self) -> bool:
-        """Whether it is all of that."""
-        return self.shape == self.size
 
 
 class Brought(NamedTuple):
@@ -132,22 +110,6 @@ def _spread(operand: Operand, at: Index) -> Coordinate:
     """A worker for a block that is still to be made, and of which several workers have a part."""
     grid = operand.layout.grid
     return grid.place(number_of(at, operand.array.numblocks) % grid.workers)
-
-
-def task_of(sub_blocks: list[SubBlock], where: Where, dtype: DType) -> Task:
-    """A part of a task that makes `SubBlocks` of a rectangle."""
-    keys, sizes, *cuts = zip(*sub_blocks, strict=True)
-    return made_of(keys, [*zip(*cuts, strict=True)], sizes, where, dtype)
-
-
-def coalesced(sub_blocks: list[SubBlock], key: Key) -> list[SubBlock]:
-    """The same sub-blocks, one after the other under a key: see `SubBlocks.in_a_row`."""
-    ends = [0, *accumulate(prod(sub_block.shape) for sub_block in sub_blocks)]
-    spans = pairwise(ends)
-    return [
-        SubBlock(key, (ends[-1],), (slice(*span),), sub_block.to)
-        for span, sub_block in zip(spans, sub_blocks, strict=True)
-    ]
 
 
 def cut_out(parts: SubBlocks) -> Block:

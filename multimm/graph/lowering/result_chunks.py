@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from multimm.graph.block_task import Block, BlockTask, Key, Place
 from multimm.graph.label import Kind
-from multimm.graph.lowering.rechunk import SubBlock, coalesced, cut_out, join, task_of
+from multimm.graph.lowering.rechunk import cut_out, join
+from multimm.graph.lowering.sub_blocks import SubBlock, coalesced, task_of
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.schedule import Schedule

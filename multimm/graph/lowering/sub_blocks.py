@@ -1,4 +1,4 @@
-"""Operand blocks of what comes in other blocks: which sub-blocks of those they are made of.
+"""Sub-blocks of what has other blocks than are needed, and the part of a task that joins them.
 
 Each product may cut and join them for itself, or tasks of their own do so once
 (`multimm.graph.lowering.rechunk`).
@@ -6,7 +6,9 @@ Each product may cut and join them for itself, or tasks of their own do so once
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from math import prod
+from typing import NamedTuple
 
 from dask._task_spec import Task
 
@@ -14,43 +16,41 @@ from multimm.graph.block_task import Key
 from multimm.graph.task_refs import refs
 from multimm.graph.tasks.dtype_check import DType
 from multimm.graph.tasks.sub_blocks import SubBlocks
-from multimm.planning.tiling.grid import Blocks
-from multimm.planning.tiling.rechunk import Index, Where, cuts_of, shape_of, size_of
+from multimm.planning.tiling.rechunk import Where, shape_of
 from multimm.shapes import Shape
 
 
-def sub_blocks(
-    key: Callable[[Index], Key], chunks: tuple[Blocks, ...], where: Where, dtype: DType = None
-) -> tuple[Task, list[Key]]:
-    """A part of a task that makes `SubBlocks` of a rectangle, and the keys of what that takes.
+class SubBlock(NamedTuple):
+    """A part of one of the plan's blocks."""
 
-    Parameters
-    ----------
-    key : callable
-        From a block's index to its key.
-    chunks : tuple of Blocks
-        Of the array.
-    where : tuple of slice
-        Of the array.
-    dtype : dtype, optional
-        That it declares.
-    """
-    found = cuts_of(chunks, where)
-    keys = [key(at) for at, _, _ in found]
-    sizes = [size_of(chunks, at) for at, _, _ in found]
-    return made_of(keys, [(cut, to) for _, cut, to in found], sizes, where, dtype), keys
+    key: Key  #: of what has it
+    size: Shape  #: of what has it
+    cut: Where  #: which part of that it is
+    to: Where  #: where in the block it goes
+
+    @property
+    def shape(self) -> Shape:
+        """Its own."""
+        return shape_of(self.to)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of that."""
+        return self.shape == self.size
 
 
-def made_of(
-    keys: Sequence[Key],
-    cuts: Sequence[tuple[Where, Where]],
-    sizes: Sequence[Shape],
-    where: Where,
-    dtype: DType = None,
-) -> Task:
-    """A part of a task that makes `SubBlocks` of a rectangle, cut from each of `keys`."""
-    sizes = tuple(sizes)
-    shape = shape_of(where)
-    return Task(
-        None, SubBlocks, refs(keys), cuts=tuple(cuts), sizes=sizes, shape=shape, dtype=dtype
-    )
+def task_of(sub_blocks: list[SubBlock], where: Where, dtype: DType) -> Task:
+    """A part of a task that makes `SubBlocks` of a rectangle, of an array of a declared dtype."""
+    keys, sizes, *cuts = zip(*sub_blocks, strict=True)
+    pairs, shape = tuple(zip(*cuts, strict=True)), shape_of(where)
+    return Task(None, SubBlocks, refs(keys), cuts=pairs, sizes=sizes, shape=shape, dtype=dtype)
+
+
+def coalesced(sub_blocks: list[SubBlock], key: Key) -> list[SubBlock]:
+    """The same sub-blocks, one after the other under a key: see `SubBlocks.in_a_row`."""
+    ends = [0, *accumulate(prod(sub_block.shape) for sub_block in sub_blocks)]
+    spans = pairwise(ends)
+    return [
+        SubBlock(key, (ends[-1],), (slice(*span),), sub_block.to)
+        for span, sub_block in zip(spans, sub_blocks, strict=True)
+    ]

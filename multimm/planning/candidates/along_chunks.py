@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
+from multimm.planning.blocking import in_memory
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.options import Options
 from multimm.planning.schedule import Schedule
-from multimm.planning.tiling.blocking import in_memory
 from multimm.planning.tiling.grid import Blocks, ceil_div, regular
 
 #: So many storage chunks in a block, or blocks in a storage chunk, are tried: arbitrary, each is a

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import chain, product
 
+from multimm.planning.blocking import lay_out
 from multimm.planning.candidates.owner_computes import in_partial_products
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
@@ -18,7 +19,6 @@ from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
 from multimm.planning.search import GIVEN, Rank, rank_of, ranked, refined
-from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.counts import Cut
 from multimm.planning.tiling.grid import Grid, ceil_div, parts_of
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
+from multimm.planning.blocking import lay_out
 from multimm.planning.candidates.read_ahead import takes_little
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
-from multimm.planning.tiling.blocking import lay_out
 from multimm.planning.tiling.counts import EDGE, MOST_ELEMENTS, Cut
 from multimm.planning.tiling.grid import Blocks, Grid, ceil_div, group, group_regular
 from multimm.planning.work.partial_products import PartialProducts

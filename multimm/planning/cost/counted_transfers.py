@@ -110,7 +110,7 @@ def _count_sums(layout: Schedule) -> Iterator[Transfer]:
     for flat, (i, j) in product(range(len(layout.batch_sizes)), layout.work.pairs):
         row = layout.row(flat, i)
         first = layout.grid.rank(layout.worker(row, j, 0))  # the other parts' ranks follow
-        alike[first, layout.turn(row, j)] += layout.row_sizes[row] * layout.n_blocks[j]
+        alike[first, layout.turns[row, j]] += layout.row_sizes[row] * layout.n_blocks[j]
     for (first, turn), elements in alike.items():
         size = elements * layout.problem.sum_bytes
         for merge in merges(layout.parts, turn, layout.fan_in):

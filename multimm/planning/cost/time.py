@@ -139,7 +139,7 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
     flops = each * _flops(layout, device)
     rate, packing = link_rate(layout, cluster), _packing(layout, cluster)
     levels, fetched, sums = _sums(layout)
-    handed_on = each * layout.handed_on * p.sum_bytes
+    handed_on = each * layout.work.handed_on(layout.steps) * p.sum_bytes
     mirrored = (
         2 * (layout.work.most_kept - layout.work.most_summed) * p.out_bytes
     )  # read and written
@@ -156,7 +156,7 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
         + cut_first
         + bool(layout.operands.coalesced_transfers)
         + levels
-        + (layout.finishing > 0)
+        + (layout.work.finishing(adds=p.c is not None) > 0)
     )
     steps += (bool(layout.uploaded) + p.downloaded) * (not p.in_one) + layout.hands_out
     products = flops * _filled_up(layout) / (product_gflops(p, device) * 1e9)
@@ -207,7 +207,7 @@ def _flops(layout: Schedule, device: DeviceSpec) -> float:
     work = layout.work
     if isinstance(work, Symmetric) and knows_transposes(layout.problem, device):
         return 2 * work.assignment.most_after(1 - SYRK) * layout.share_k
-    return layout.share_flops
+    return 2 * work.multiplied(layout.share_k)
 
 
 def _sums(layout: Schedule) -> tuple[int, int, int]:

@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from math import lcm
 from typing import NamedTuple
 
 Blocks = tuple[int, ...]
@@ -263,18 +262,3 @@ def merges(parts: int, turn: int, fan_in: int = 2) -> tuple[Merge, ...]:
                 found.append(Merge(addends, owners[at], owners[:at] + owners[at + 1 :]))
         turn //= fan_in
     return tuple(found)
-
-
-@remembered
-def turns(parts: int, fan_in: int) -> int:
-    """The number of turns after which `merges` chooses the same owners again.
-
-    >>> turns(8, 2), turns(6, 4)
-    (8, 8)
-    """
-    found, digit = 1, 1
-    while parts > 1:
-        groups = {min(fan_in, parts), parts % fan_in or fan_in}
-        found = lcm(found, *(digit * size for size in groups))
-        parts, digit = ceil_div(parts, fan_in), digit * fan_in
-    return found
