@@ -13,13 +13,15 @@ from stand_in import LAYOUTS, below, gpu, laid_out, memory, standing_in
 
 from multimm.gpu import last_choice
 from multimm.gpu.arch import ARCHITECTURES, limits_for, tiles_of
-from multimm.gpu.integers import tensor_cores
+from multimm.gpu.integers import in_bytes, tensor_cores
 from multimm.gpu.integers.tensor_cores import config_for, plan_for
+from multimm.gpu.kernel_selection import SPLIT, Choice
 from multimm.graph.lowering.symmetric import link_diagonal
 from multimm.graph.tasks import multiply
 from multimm.graph.tasks.multiply import Step
 
 SLAB = 64
+BYTES = "FP16 carries the bytes of integers of 16 bits"
 
 
 class Emulated:
@@ -218,6 +220,56 @@ def test_numbers_that_fp16_does_not_carry_go_elsewhere():
         wide.astype("i8") @ numbers((300, 50), "int8"),
         "i4",
     )
+    assert not Emulated.launches
+
+
+@pytest.mark.parametrize("sums", ["int16", "int32", "uint32", "int64", "uint64", "float64"])
+@pytest.mark.parametrize(
+    ("a", "b", "products"),
+    [("int16", "int16", 4), ("uint16", "uint16", 4), ("int16", "uint16", 4), ("int16", "int8", 2),
+     ("uint8", "uint16", 2), ("bool", "int16", 2)],
+)  # fmt: skip
+def test_large_numbers_of_16_bits_are_multiplied_as_bytes(monkeypatch, a, b, products, sums):
+    monkeypatch.setattr(in_bytes, "ALONE", 0)
+    x, y = numbers((60, 300), a), numbers((300, 50), b, 1)
+    x[0], y[:, 0] = (z.min() if z.dtype.kind == "i" else z.max() for z in (x, y))  # the largest
+    whole = x.astype("i8") @ y.astype("i8")
+    same(product(x, y, sums=sums), whole, sums)
+    assert len(of("sgemm_split")) == products
+    assert last_choice() == Choice(SPLIT, "exact", BYTES)
+    p = gpu(numbers((60, 50), "int16", 2).astype(sums))
+    same(product(x, y, sums=sums, partial=p), whole + p.astype("i8"), sums)
+
+
+@pytest.mark.parametrize("trans", [(False, False), (False, True), (True, False), (True, True)])
+def test_bytes_of_operands_as_they_lie(monkeypatch, trans):
+    monkeypatch.setattr(in_bytes, "ALONE", 0)
+    x, y = numbers((40, 130), "int16"), numbers((130, 33), "int16", 1)
+    for layout in LAYOUTS:
+        same(product(x, y, sums="int64", trans=trans, layout=layout), x.astype("i8") @ y, "i8")
+
+
+def test_what_fp16_carries_beside_bytes_stays_whole(monkeypatch):
+    monkeypatch.setattr(in_bytes, "ALONE", 0)
+    for most, products in ((1028, 2), (1029, 4)):
+        Emulated.launches = []
+        x, y = numbers((40, 130), "int16", most=most), numbers((130, 33), "int16", 1)
+        x[0, 0] = most
+        same(product(x, y, sums="int64"), x.astype("i8") @ y, "i8")
+        assert len(of("sgemm_split")) == products
+
+
+def test_half_of_a_symmetric_product_of_bytes(monkeypatch):
+    monkeypatch.setattr(in_bytes, "ALONE", 0)
+    x = numbers((300, 140), "int16")
+    step = Step("int64", "int64", False, True)
+    same(link_diagonal(gpu(x), step=step, complete=True), x.astype("i8") @ x.T, "i8")
+    assert len(of("integer_pack")) == 1 + 2 + 2 + 1  # of both bytes: once where both sides are one
+
+
+def test_small_products_of_large_numbers_are_float64s():
+    x, y = numbers((60, 300), "int16"), numbers((300, 50), "int16", 1)
+    same(product(x, y, sums="int64"), x.astype("i8") @ y, "i8")
     assert not Emulated.launches
 
 

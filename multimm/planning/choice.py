@@ -47,10 +47,17 @@ from multimm.planning.tiling.grid import Grid
 #: slow machine, 32768 in `float32` with two parts took 1.37 times as long as predicted; without, on
 #: two GPUs, 1.03 to 1.15 times.
 UNSPLIT, SPLIT = 1.1, 2
-#: A plan gives way to one whose C is joined if it takes so many times as long. Arbitrary; products
-#: of single chunks are a little slower than of large blocks on GPUs, which no prediction knows. On
-#: CPUs they are not.
-SURE = {"gpu": 1.1, "cpu": 1.0}
+#: A plan for GPUs gives way to one whose C is joined if it takes so many times as long. Arbitrary;
+#: products of single chunks are a little slower than of large blocks there, which no prediction
+#: knows.
+SURE = 1.1
+#: On CPU workers a plan that moves half of the bytes may take so much of the time more, in seconds
+#: and as a share, if the bytes that it spares take as much more where each takes so many times as
+#: long. Workers share cores with each other and the scheduler, and bytes take longer beside tasks
+#: than is predicted: the contraction "abef,ijef->abij" of the benchmark in 4 tasks that move 21 MB
+#: took two workers 63 ms, in 12 that move 3.6 MB 56 (medians 81 and 71), where 39 and 46 are
+#: predicted; "etx,ftx->ef" with 41 and 29 MB 116 and 106 (188 and 144).
+FEWER_BYTES, MORE_S, MORE, DEARER = 0.5, 0.01, 0.2, 3
 
 logger = logging.getLogger(__name__)
 
@@ -203,18 +210,18 @@ def _preferred(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:
     gain something: parts of k against none of them, and then partial products against all others.
     """
     others = {layout: rank for layout, rank in ranks.items() if not _sends_sums(layout)}
-    found = _cheapest(others)
+    found = _cheapest(others, cluster)
     if whole := {layout: rank for layout, rank in others.items() if rank.parts == 1}:
-        other = _cheapest(whole)
+        other = _cheapest(whole, cluster)
         rank, limit = ranks[other], ranks[found]
         as_good = rank.too_large == limit.too_large and rank.seconds <= UNSPLIT * limit.seconds
         if as_good and rank.moved <= SPLIT * limit.moved:
             found = other
-    best = _cheapest({x: rank for x, rank in ranks.items() if _sends_sums(x) or x == found})
-    if best == found:
-        return found
-    sure, gains = SURE[cluster.slowest.kind], ranks[best].too_large < ranks[found].too_large
-    return best if gains or sure * ranks[best].seconds < ranks[found].seconds else found
+    sums = {x: rank for x, rank in ranks.items() if _sends_sums(x) or x == found}
+    best = _cheapest(sums, cluster)
+    if cluster.slowest.kind == "cpu" or ranks[best].too_large < ranks[found].too_large:
+        return best
+    return best if SURE * ranks[best].seconds < ranks[found].seconds else found
 
 
 def _sends_sums(layout: Schedule) -> bool:
@@ -222,20 +229,27 @@ def _sends_sums(layout: Schedule) -> bool:
     return layout.in_place is not None and layout.grid.workers > 1
 
 
-def _cheapest(ranks: dict[Schedule, Rank]) -> Schedule:
+def _cheapest(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:
     """The layout that moves least of those that are nearly as fast as the fastest."""
     first = min(ranks.values())
-    near = [
-        layout
-        for layout, rank in ranks.items()
-        if rank.too_large == first.too_large and rank.seconds <= NEARLY * first.seconds
-    ]
+    fitting = {x: rank for x, rank in ranks.items() if rank.too_large == first.too_large}
 
     def cost_of(layout: Schedule) -> tuple[int, int, float, int]:
         rank = ranks[layout]
         return rank.moved, rank.parts, rank.seconds, rank.columns
 
-    return min(near, key=cost_of)
+    def within(seconds: float) -> list[Schedule]:
+        return [x for x, rank in fitting.items() if rank.seconds <= seconds]
+
+    found = min(within(NEARLY * first.seconds), key=cost_of)
+    if cluster.slowest.kind == "cpu":
+        other = min(within(first.seconds + min(MORE_S, MORE * first.seconds)), key=cost_of)
+        later = ranks[other].seconds - ranks[found].seconds
+        spared = ranks[found].moved - ranks[other].moved
+        worth = (DEARER - 1) * spared / (cluster.workers * cluster.link.gbps * 1e9)
+        if spared >= FEWER_BYTES * ranks[found].moved and later <= worth:
+            return other
+    return found
 
 
 def _reason(plan: MatmulPlan, ranks: dict[Schedule, Rank], of_all: float) -> str:

@@ -101,6 +101,28 @@ def test_int16_up_to_what_fp16_carries():
     assert not on_tensor_cores() or last_choice().precision == "exact"
 
 
+@pytest.mark.parametrize(
+    ("a", "b"), [("int16", "int16"), ("uint16", "int16"), ("uint16", "uint16"), ("int16", "int8")]
+)
+def test_large_numbers_of_16_bits_in_bytes(a, b):
+    x, y = numbers((2100, 2200), a), numbers((2200, 2000), b, 1)
+    x[7], y[:, 3] = (np.iinfo(kind).min or np.iinfo(kind).max for kind in (a, b))
+    left, right = cupy.asarray(np.asfortranarray(x)), cupy.asarray(y)
+    for dtype in ("int32", "int64", "float64", "float32"):
+        same(multimm.matmul(left, right, dtype=dtype), exact(x, y), dtype)
+        assert last_choice().precision == "exact" or not on_tensor_cores()
+    p = numbers((2100, 2000), "int32", 2, 1000)
+    found = multimm.gemm(2, left, right, -3, cupy.asarray(p), dtype="int64")
+    same(found, 2 * exact(x, y) - 3 * p, "i8")
+
+
+def test_a_symmetric_product_in_bytes():
+    x = numbers((2500, 2400), "int16")
+    lazy = da.from_array(cupy.asarray(x), chunks=(1250, 2400), asarray=False)
+    found = multimm.matmul(lazy.T, lazy, dtype="int64").compute(scheduler="sync")
+    same(found, exact(x.T, x), "i8")
+
+
 def test_every_configuration(monkeypatch):
     limits = device_of(0).limits
     x, y = numbers((700, 3000), "int8"), numbers((3000, 900), "uint8", 1)

@@ -1,7 +1,8 @@
 """Products of integers: exact, on whatever is fast for their numbers.
 
-On GPUs with tensor cores integers that FP16 carries go there (`tensor_cores`); all others are
-multiplied by the float products of NumPy or CuPy in stretches (`float_blas`).
+On GPUs with tensor cores integers that FP16 carries go there (`tensor_cores`), and large products
+of others of 16 bits as bytes (`in_bytes`); all else is multiplied by the float products of NumPy or
+CuPy in stretches (`float_blas`).
 """
 
 from __future__ import annotations
@@ -76,12 +77,13 @@ def product(
         What is above the diagonal is not asked for: it may be anything.
     """
     if xp is not np:
-        from multimm.gpu.integers import tensor_cores
+        from multimm.gpu.integers import in_bytes, tensor_cores
 
         if tensor_cores.able(a, b):
-            made = tensor_cores.product(
-                a, b, trans, shape, sums, partial=partial, final=final, lower=lower
-            )
+            own: dict[str, Any] = {"partial": partial, "lower": lower}
+            made = tensor_cores.product(a, b, trans, shape, sums, final=final, **own)
+            if made is None:
+                made = in_bytes.product(a, b, trans, shape, sums, **own)
             if made is not None:
                 return made
     left = a.swapaxes(-1, -2) if trans[0] else a
