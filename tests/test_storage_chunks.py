@@ -205,7 +205,7 @@ def test_a_gpu_worker_decodes_in_less_time_than_one_thread():
     plan = plan_matmul(problem, gpu)
     assert reading.seconds(plan.layout, gpu) == pytest.approx(
         reading.seconds(plan.layout, replace(gpu, devices=(replace(H200, kind="cpu"),)))
-        / reading.READERS
+        / reading.READERS_TOGETHER
     )
 
 

@@ -18,7 +18,9 @@ import multimm
 from multimm.cli import main
 from multimm.cli import run as cli_run
 from multimm.cli.options import Workers
+from multimm.cluster import options as start_options
 from multimm.cluster.inspect.cluster_spec import spec_of
+from multimm.cluster.inspect.devices import Gpu
 from multimm.cluster.inspect.workers import Answer
 from multimm.errors import ClusterError, printable
 from multimm.planning.spec import DeviceSpec, MatrixSpec
@@ -147,6 +149,25 @@ def noisy(block):
     print(f"an error {ORDERS}", file=sys.stderr)
     print(f"a line {ORDERS}")
     return block
+
+
+@pytest.mark.parametrize(("gpus", "protocol"), [(1, "tcp"), (2, None)])
+def test_a_command_has_a_lone_gpu_send_nothing_by_ucxx(monkeypatch, gpus, protocol):
+    class AskedError(Exception):
+        """In place of a start."""
+
+    def start(**own):
+        raise AskedError(own.get("protocol"))
+
+    found = tuple(Gpu(str(i), "?", 2**36, 90) for i in range(gpus))
+    monkeypatch.setattr(start_options, "visible_gpus", lambda: found)
+    monkeypatch.setattr(multimm.cluster, "start", start)
+    with pytest.raises(AskedError, match=str(protocol)):
+        Workers().open()
+    with pytest.raises(AskedError, match="ucxx"):
+        Workers(protocol="ucxx").open()
+    with pytest.raises(AskedError, match="None"):
+        Workers(workers=1).open()
 
 
 def test_workers_of_our_own_share_the_terminal(capfd):

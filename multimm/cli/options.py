@@ -146,13 +146,16 @@ class Workers:
             Nothing answers at the address, or the workers do not start.
         """
         from multimm import cluster
+        from multimm.cluster.options import check
 
-        own = {
+        own: dict[str, Any] = {
             name: getattr(self, name)
             for name in ("gpus", "workers", "memory_limit", "threads", "protocol")
             if getattr(self, name) is not None
         }
         if self.scheduler is None:
+            if self.protocol is None and len(check(self.gpus, self.workers).gpus) == 1:
+                own["protocol"] = "tcp"  # it has nobody to send blocks to, and UCXX never sleeps
             with interrupts_held_back(), _debug_shows_more():
                 client = cluster.start(**own)
             client.register_plugin(plain_streams())

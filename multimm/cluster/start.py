@@ -112,8 +112,8 @@ def start(
         least a quarter of their GPU's memory, unless a container or a batch job has less.
     protocol : {"ucxx", "tcp"}, optional
         Default: ``"ucxx"`` for GPUs where distributed-ucxx is installed, else ``"tcp"``, also
-        with `security`. Over TCP GPU blocks pass through the host's memory, and a log message
-        says so.
+        with `security`. Over TCP GPU blocks pass through the host's memory; where there are
+        several GPUs, a log message says so.
     rmm_pool : float, int or str, optional
         Size of each GPU's memory pool: a share below 1, bytes, or such as ``"100GB"``.
         None: no pool; CuPy then allocates by itself.
@@ -232,7 +232,7 @@ def _with_transport(options: StartOptions, asked: str | None) -> StartOptions:
     """TCP in place of a UCXX that nobody asked for and that is not installed."""
     if options.protocol == "ucxx" and asked is None and find_spec("distributed_ucxx") is None:
         options = replace(options, protocol="tcp")
-    if options.protocol != "ucxx":
+    if options.protocol != "ucxx" and len(options.gpus) > 1:
         logger.warning(THROUGH_HOST)
     return options
 

@@ -33,8 +33,9 @@ from multimm.planning.matrix import Storage
 from multimm.shapes import auto_of_empty, chunk_count
 
 Chunks = tuple[tuple[int, ...], ...]
-#: Largest storage chunk of a Zarr output; arbitrary: other readers must hold one in memory.
-ZARR_CHUNK_BYTES = 256 * 2**20
+#: Largest storage chunk of a Zarr output. A thread writes one: a block of 320 MB took 0.15 s in
+#: chunks of 40 MB, and 0.49 in two of 160 (16 cores beside an H100, to memory).
+ZARR_CHUNK_BYTES = 64 * 2**20
 #: Tasks of one graph, arbitrary: Dask takes minutes for as many.
 MOST_BLOCKS = 10**6
 #: Of what errors call blocks that are written.
