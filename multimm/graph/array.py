@@ -67,9 +67,9 @@ def build(
     if c is not None:
         parents.append(c)
     tasks = (
-        Builder(layout, operands, addend, step, keys).tasks()
+        Builder(operands, addend, step, keys).tasks()
         if layout.in_place is None
-        else Gatherer(layout, layout.in_place, operands, step, keys).tasks()
+        else Gatherer(layout.in_place, operands, step, keys).tasks()
     )
     if layout.problem.in_one:
         # One that reads a block reads it; all others work on a GPU.
@@ -80,7 +80,7 @@ def build(
     elif layout.problem.uploaded:
         inputs = [*operands, addend] if addend else operands
         tasks |= uploads([*tasks.values()], inputs, keys)
-    tasks |= handed_out(layout, keys, tasks)
+    tasks |= handed_out(keys, tasks)
     owners = tuple(map(cluster.number, layout.result_owners(cluster.workers)))
     layer = ProductLayer(tasks, owners, cluster.workers)
     name = keys.name("chunk" if layout.hands_out else "matmul")

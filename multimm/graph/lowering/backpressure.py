@@ -10,7 +10,7 @@ from multimm.graph.block_task import BlockTask, Key, after, within
 from multimm.graph.label import Kind
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.multiply import wait_for
-from multimm.planning.schedule import Barrier, Schedule
+from multimm.planning.schedule import Barrier
 from multimm.planning.tiling.grid import Coordinate
 
 
@@ -18,13 +18,12 @@ from multimm.planning.tiling.grid import Coordinate
 class Barriers:
     """Adds the barriers of one product to its tasks, `made`."""
 
-    layout: Schedule
     keys: Keys
     made: dict[Key, BlockTask]
 
     def key(self, barrier: Barrier, part: int) -> Key:
         """A task that is done when a worker's products of one k-tile are; it returns nothing."""
-        layout = self.layout
+        layout = self.keys.layout
         key = (self.keys.name("barrier"), *barrier)
         if key not in self.made:
             sums = []
@@ -51,7 +50,7 @@ class Barriers:
         barriers: dict[int, list[BlockTask]] = {}
         last: dict[int, BlockTask] = {}
         for task in self.made.values():
-            rank = self.layout.grid.rank(task.place.owner)
+            rank = self.keys.layout.grid.rank(task.place.owner)
             if task.label.kind is Kind.WAIT:
                 barriers.setdefault(rank, []).append(task)
             elif rank not in last or task.place.order > last[rank].place.order:

@@ -19,7 +19,6 @@ from multimm.graph.lowering.sub_blocks import SubBlock, coalesced, task_of
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.partial_products import KTile
 from multimm.planning.owner_computes import OwnerComputes
-from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Coordinate, number_of
 from multimm.planning.tiling.rechunk import shape_of
 
@@ -30,7 +29,6 @@ Cell = tuple[int, int]  #: a k-tile, and a block across
 class SmallOperand:
     """One operand of a product whose other one stays where it lies."""
 
-    layout: Schedule
     own: OwnerComputes
     operand: Operand
     keys: Keys
@@ -43,13 +41,13 @@ class SmallOperand:
         found = {}
         for at in product(*map(range, operand.array.numblocks)):
             worker = self.own.owner_of_small(number_of(at[::turn], blocks))
-            found[operand.key(at)] = self.layout.grid.place(worker)
+            found[operand.key(at)] = self.keys.layout.grid.place(worker)
         return found
 
     @cached_property
     def _cut(self) -> dict[Cell, list[SubBlock]]:
         """Sub-blocks of its chunks, by k-tile and block across."""
-        operand, layout = self.operand, self.layout
+        operand, layout = self.operand, self.keys.layout
         found = {}
         for s, across in product(range(len(layout.k_tiles)), range(len(self.own.across))):
             at = (across, s) if self.own.partial_products.by_columns else (s, across)
@@ -60,7 +58,7 @@ class SmallOperand:
     @cached_property
     def _coalesced_transfers(self) -> tuple[dict[Cell, list[SubBlock]], list[BlockTask]]:
         """The same sub-blocks as parts of coalesced transfers, and the tasks that make these."""
-        layout, owners = self.layout, self.owners
+        layout, owners = self.keys.layout, self.owners
         own: dict[Coordinate, list[tuple[Cell, SubBlock]]] = {}
         for cell, sub_blocks in self._cut.items():
             for sub_block in sub_blocks:
@@ -87,7 +85,7 @@ class SmallOperand:
         self, used: list[int], across: int
     ) -> tuple[dict[Key, Coordinate], tuple[KTile, ...]]:
         """What k-tiles are cut from, in the order of its numbers, with where that lies, and how."""
-        layout = self.layout
+        layout = self.keys.layout
         sub_blocks = (
             self._coalesced_transfers[0] if self.own.partial_products.coalesced else self._cut
         )

@@ -16,7 +16,6 @@ from multimm.graph.lowering.rechunk import brought, join, upload_sub_blocks
 from multimm.graph.lowering.sub_blocks import task_of
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.multiply import Step, pack, read
-from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Coordinate
 from multimm.planning.tiling.rechunk import Index, size_of
 
@@ -33,7 +32,6 @@ class Argument(NamedTuple):
 class OperandBlocks:
     """Finds the operand blocks of one product, and adds the tasks that make them to `made`."""
 
-    layout: Schedule
     step: Step
     keys: Keys
     made: dict[Key, BlockTask]
@@ -51,7 +49,7 @@ class OperandBlocks:
 
     def operand(self, operand: Operand, batch: Index, r: int, c: int, row: int, s: int) -> Argument:
         """Block (r, c) of an operand, with the tasks that read and pack it."""
-        layout, index = self.layout, operand.index(batch, r, c)
+        layout, index = self.keys.layout, operand.index(batch, r, c)
         user = layout.flat(operand.first_user(index))
         block = r if operand.role == "a" else c
         owner = layout.tiles.owner(operand.role, user, block, s)
@@ -105,7 +103,7 @@ class OperandBlocks:
         """A block of the array's own ones: made once, or given to each product in sub-blocks."""
         at = operand.role, index
         if at not in self.others:
-            if self.layout.tiles.cuts_once:
+            if self.keys.layout.tiles.cuts_once:
                 self.others[at] = self._joined(operand, index, owner, step)
             else:
                 self.others[at] = _in_sub_blocks(operand, index, owner, operand.key)

@@ -17,7 +17,6 @@ from multimm.graph.task_refs import refs
 from multimm.graph.tasks.multiply import Step
 from multimm.graph.tasks.partial_products import Recipe, join_partial_products, partial_product
 from multimm.planning.owner_computes import OwnerComputes
-from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Coordinate
 from multimm.planning.work.partial_products import Group
 from multimm.shapes import Shape
@@ -27,7 +26,6 @@ from multimm.shapes import Shape
 class Gatherer:
     """Makes the tasks: one for each partial product, and for each block of C that has several."""
 
-    layout: Schedule
     own: OwnerComputes
     operands: list[Operand]
     step: Step
@@ -49,7 +47,7 @@ class Gatherer:
     def small(self) -> SmallOperand:
         """What travels."""
         operand = self.operands[not self.own.partial_products.by_columns]
-        return SmallOperand(self.layout, self.own, operand, self.keys)
+        return SmallOperand(self.own, operand, self.keys)
 
     @cached_property
     def inner(self) -> Step:
@@ -63,7 +61,7 @@ class Gatherer:
         """
         owners, operand = self.own.laid.owners, self.large
         turn = -1 if self.own.partial_products.by_columns ^ operand.transposed else 1
-        places = {rank: self.layout.grid.place(rank) for rank in {*owners}}
+        places = {rank: self.keys.layout.grid.place(rank) for rank in {*owners}}
         at = product(*map(enumerate, operand.own_chunks[::turn]))
         return [
             (operand.key((i, s)[::turn]), (height, width)[::turn], places[owner])
@@ -104,7 +102,7 @@ class Gatherer:
         self, groups: tuple[Group, ...], across: int
     ) -> tuple[dict[Key, Coordinate], Recipe]:
         """What a partial product needs of the small operand, where it lies, and how it is made."""
-        layout, partial_products = self.layout, self.own.partial_products
+        layout, partial_products = self.keys.layout, self.own.partial_products
         sizes = partial_products.rows
         used = sorted({s for group in groups for s in group.k_tiles})
         small, k_tiles = self.small.k_tiles(used, across)
@@ -122,7 +120,7 @@ class Gatherer:
 
     def _joined(self, output_tile: int, across: int) -> BlockTask:
         """A block of C."""
-        layout, work = self.layout, self.own
+        layout, work = self.keys.layout, self.own
         at, numbers = work.of(output_tile, across), work.output_tiles[output_tile]
         keys = [self.keys.partial_product(work, number, across) for number in numbers]
         cells = [work.of(number, across) for number in numbers]

@@ -14,7 +14,6 @@ from multimm.graph.lowering.rechunk import cut_out, join
 from multimm.graph.lowering.sub_blocks import SubBlock, coalesced, task_of
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.sub_blocks import SubBlocks
-from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.rechunk import Index
 from multimm.planning.tiling.result_chunks import Chunk, senders
 
@@ -22,17 +21,16 @@ from multimm.planning.tiling.result_chunks import Chunk, senders
 AFTER = 1
 
 
-def handed_out(layout: Schedule, keys: Keys, made: Mapping[Key, BlockTask]) -> dict[Key, BlockTask]:
+def handed_out(keys: Keys, made: Mapping[Key, BlockTask]) -> dict[Key, BlockTask]:
     """Tasks that make the chunks of C of the blocks that other tasks make, by key."""
     found: dict[Key, BlockTask] = {}
-    for chunk in layout.handed_out:
-        _hand_out(chunk, layout, keys, made, found)
+    for chunk in keys.layout.handed_out:
+        _hand_out(chunk, keys, made, found)
     return found
 
 
 def _hand_out(
     chunk: Chunk,
-    layout: Schedule,
     keys: Keys,
     made: Mapping[Key, BlockTask],
     found: dict[Key, BlockTask],
@@ -43,7 +41,7 @@ def _hand_out(
         return (keys.name("matmul"), *at)
 
     def placed(rank: int) -> Place:
-        return keys.place(layout.grid.place(rank), when)
+        return keys.place(keys.layout.grid.place(rank), when)
 
     label = keys.label(Kind.HAND_OUT, block=chunk.at)
     when = (*max(made[block(part.block)].place.order for part in chunk.parts), AFTER)

@@ -22,7 +22,6 @@ from multimm.graph.lowering.symmetric import (
 )
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.multiply import Step, add, adjoint, multiply, transpose
-from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.rechunk import Index
 
 Verb = Callable[..., Block]
@@ -32,7 +31,6 @@ Verb = Callable[..., Block]
 class Builder:
     """Makes the tasks of one product."""
 
-    layout: Schedule
     operands: list[Operand]
     c: Operand | None
     step: Step
@@ -41,12 +39,12 @@ class Builder:
 
     def __post_init__(self) -> None:
         self.inner = self.step.inner
-        self.barriers = Barriers(self.layout, self.keys, self.made)
-        self.blocks = OperandBlocks(self.layout, self.step, self.keys, self.made, self.barriers)
+        self.barriers = Barriers(self.keys, self.made)
+        self.blocks = OperandBlocks(self.step, self.keys, self.made, self.barriers)
 
     def tasks(self) -> dict[Key, BlockTask]:
         """Every task of the product, by key."""
-        layout = self.layout
+        layout = self.keys.layout
         for batch in product(*(range(len(blocks)) for blocks in layout.batch_blocks)):
             for i, j in layout.work.pairs:
                 for part in range(layout.parts):
@@ -60,7 +58,7 @@ class Builder:
 
     def _chain(self, batch: Index, i: int, j: int, part: int) -> None:
         """P(i, j) of one part of k, k-tile after k-tile."""
-        layout = self.layout
+        layout = self.keys.layout
         row = layout.row(layout.flat(batch), i)
         opening = layout.opening(row, j, part)
         # A barrier returns None, which is what a chain begins with.
@@ -95,13 +93,13 @@ class Builder:
         """What is multiplied for P(i, j) and a k-tile."""
         a, block = self.operands[0], self.blocks.operand
         left = block(a, batch, i, s, row, s)
-        if not self.layout.mirrors:
+        if not self.keys.layout.mirrors:
             return left, block(self.operands[1], batch, s, j, row, s)
         return (left, block(a, batch, j, s, row, s)) if i != j else (left,)
 
     def _merge(self, batch: Index, i: int, j: int) -> None:
         """Add the parts of k in a fixed tree."""
-        layout = self.layout
+        layout = self.keys.layout
         row = layout.row(layout.flat(batch), i)
         sums = {
             part: self.keys.chain(batch, i, j, layout.first_k_tile[part + 1] - 1)
@@ -130,7 +128,7 @@ class Builder:
 
         What is on the diagonal is symmetric already. C enters last: it need not be.
         """
-        layout = self.layout
+        layout = self.keys.layout
         row = layout.row(layout.flat(batch), i)
         begins = layout.begins(layout.parts - 1, self.keys.cluster.workers)
         order = (layout.row_panel(row), begins + layout.steps + 1, Kind.MULTIPLY, row, j)
