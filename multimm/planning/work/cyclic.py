@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import product
+from itertools import chain, product
 from math import prod
 
 from multimm.planning.tiling.grid import (
@@ -189,22 +189,22 @@ class Cyclic:
         """By batch block of C: the operand's batch block that it uses."""
         return share_of(self.batch_blocks, self.shapes["ab".index(role)])
 
-    def row_panels(self, role: str, flat: int, block: int) -> dict[int, set[int]]:
-        """By row panel: rows of the plane that use a block of A's rows, or of B's columns.
+    def row_panels(self, role: str, flat: int, block: int) -> dict[int, dict[int, None]]:
+        """By row panel: rows of the plane that use a block of A's rows, or of B's columns, in order.
 
         Of the batch block whose first user is `flat`.
         """
         return self._row_panels["a", flat, block] if role == "a" else self._row_panels["b", flat, 0]
 
     @cached_property
-    def _row_panels(self) -> dict[tuple[str, int, int], dict[int, set[int]]]:
-        found: dict[tuple[str, int, int], dict[int, set[int]]] = {}
+    def _row_panels(self) -> dict[tuple[str, int, int], dict[int, dict[int, None]]]:
+        found: dict[tuple[str, int, int], dict[int, dict[int, None]]] = {}
         rows, of_a, of_b = len(self.m_blocks), self.share_of("a"), self.share_of("b")
         for row in range(len(self.row_sizes)):
             flat, i = divmod(row, rows)
             for key in (("a", of_a[flat].users[0], i), ("b", of_b[flat].users[0], 0)):
                 used = found.setdefault(key, {})
-                used.setdefault(row // self.per_row_panel, set()).add(row % self.p_m)
+                used.setdefault(row // self.per_row_panel, {})[row % self.p_m] = None
         return found
 
     def users(self, role: str, flat: int, block: int) -> Iterator[set[Spot]]:
@@ -224,7 +224,7 @@ class Cyclic:
             of_a += share.matrices * size * (rows * columns - 1)
         for share in self.shares("b"):
             used = self._row_panels["b", share.users[0], 0].values()
-            rows = len(self.rows_of_b[share.users[0]])  # each keeps as many of the k-tiles
+            rows = len(self._rows_with("b", share.users[0], 0))  # each keeps as many of the k-tiles
             of_b += share.matrices * ceil_div(sum(map(len, used)) * (rows - 1), rows)
         return of_a, of_b * sum(self.n_blocks)
 
@@ -259,30 +259,8 @@ class Cyclic:
         return [(rows[(s + first) % len(rows)], col) for s in k_tiles]
 
     def _rows_with(self, role: str, flat: int, block: int) -> Blocks:
-        return self.rows_of_a[flat, block] if role == "a" else self.rows_of_b[flat]
-
-    @cached_property
-    def rows_of_a(self) -> dict[tuple[int, int], Blocks]:
-        """Rows of the plane that use a block row of A, by the first batch block that does."""
-        rows = len(self.m_blocks)
-        return {
-            (share.users[0], i): self._distinct(flat * rows + i for flat in share.users)
-            for share, i in product(self.shares("a"), range(rows))
-        }
-
-    @cached_property
-    def rows_of_b(self) -> dict[int, Blocks]:
-        """Rows of the plane that use a batch block of B, by the first of C's that does."""
-        rows = range(len(self.m_blocks))
-        return {
-            share.users[0]: self._distinct(
-                flat * len(rows) + i for flat, i in product(share.users, rows)
-            )
-            for share in self.shares("b")
-        }
-
-    def _distinct(self, rows: Iterator[int]) -> Blocks:
-        return tuple(dict.fromkeys(row % self.p_m for row in sorted(rows)))
+        """Rows of the plane that use a block of A's rows, or of B's columns, as rows of C rise."""
+        return tuple(dict.fromkeys(chain(*self.row_panels(role, flat, block).values())))
 
     def travels(self, role: str) -> bool:
         """Whether others use a block than who keeps it.
