@@ -190,9 +190,9 @@ class Cyclic:
         return share_of(self.batch_blocks, self.shapes["ab".index(role)])
 
     def row_panels(self, role: str, flat: int, block: int) -> dict[int, dict[int, None]]:
-        """By row panel: rows of the plane that use a block of A's rows, or of B's columns, in order.
+        """By row panel: rows of the plane that use a block of A's rows, or of B's columns.
 
-        Of the batch block whose first user is `flat`.
+        In order, and of the batch block whose first user is `flat`.
         """
         return self._row_panels["a", flat, block] if role == "a" else self._row_panels["b", flat, 0]
 
