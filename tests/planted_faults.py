@@ -136,8 +136,8 @@ PLANNING = (
     Fault(
         "a slower plan wins where it was to give way",
         "planning/choice.py",
-        "or sure * ranks[best].seconds < ranks[found].seconds else found",
-        "or sure * ranks[best].seconds > ranks[found].seconds else found",
+        "if SURE * ranks[best].seconds < ranks[found].seconds else found",
+        "if SURE * ranks[best].seconds > ranks[found].seconds else found",
         "golden",
     ),
     Fault(
