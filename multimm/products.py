@@ -30,6 +30,7 @@ from multimm.graph.lazy_views import Peeled, peel
 from multimm.graph.lowering.host_downloads import below_download
 from multimm.graph.lowering.operand import reader_of, storage_of
 from multimm.graph.same_values import same_values
+from multimm.graph.shared_reads import reads_of
 from multimm.graph.tasks import multiply
 from multimm.graph.tasks.half_precision import becomes_float32, scheme_of
 from multimm.integer_sums import warn_of_overflow
@@ -300,6 +301,9 @@ def checked(
         both = is_dask(a) and is_dask(b) and a.name != b.name
         if both and same_values(a, b, turned=step.trans_a == step.trans_b):
             b, step = a, replace(step, trans_b=not step.trans_a)
+    if is_dask(a) and is_dask(b):
+        a_sums, b_sums = 1 - step.trans_a, int(step.trans_b)
+        a, b = reads_of(a, b, a_sums, b_sums), reads_of(b, a, b_sums, a_sums)
     added = c if beta != 0 else None
     return Product(a, b, added, step, options, wanted, vectors, dtype is not None)
 

@@ -82,7 +82,12 @@ def build(
         tasks |= uploads([*tasks.values()], inputs, keys)
     tasks |= handed_out(keys, tasks)
     owners = tuple(map(cluster.number, layout.result_owners(cluster.workers)))
-    layer = ProductLayer(tasks, owners, cluster.workers)
+    reads = {
+        x.array.name: (x.role, x.transposed, x.chunks)
+        for x in operands
+        if x.reader is not None and not x.uploaded and not layout.problem.in_one
+    }
+    layer = ProductLayer(tasks, owners, cluster.workers, reads)
     name = keys.name("chunk" if layout.hands_out else "matmul")
     high = HighLevelGraph.from_collections(name, layer, dependencies=parents)
     result = da.Array(high, name, layout.chunks, meta=meta)

@@ -6,13 +6,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import dask.array as da
 import numpy as np
-from dask._task_spec import Task
+from dask._task_spec import Alias, Task
 from dask.blockwise import Blockwise
 
-from multimm.graph.block_task import BlockTask, Key
+from multimm.graph.block_task import BlockTask, Key, Place
 from multimm.graph.label import Kind
 from multimm.graph.layers import TaskLayer
 from multimm.graph.rearranged import RearrangedLayer
+from multimm.planning.tiling.grid import Blocks, Coordinate
+from multimm.planning.tiling.rechunk import Index
 
 
 class ProductLayer(TaskLayer):
@@ -26,32 +28,47 @@ class ProductLayer(TaskLayer):
         By block, row by row, by their places among the workers' addresses; empty if not known.
     workers : int
         How many the product was planned for.
+    reads : dict, optional
+        By name of an operand that is read from a file into host memory: its role, whether it is
+        stored transposed, and in which blocks it is read.
     """
 
-    def __init__(self, tasks: Mapping[Key, Task], owners: tuple[int, ...], workers: int) -> None:
+    def __init__(
+        self,
+        tasks: Mapping[Key, Task],
+        owners: tuple[int, ...],
+        workers: int,
+        reads: Mapping[str, tuple[str, bool, tuple[Blocks, ...]]] | None = None,
+    ) -> None:
         super().__init__(tasks)
         self.owners = owners
         self.workers = workers
+        self.reads = reads or {}
+
+    @property
+    def spread(self) -> bool:
+        """Whether several workers compute it; else Dask, or the plugin, decides on one."""
+        places = (task.place for task in self.mapping.values() if isinstance(task, BlockTask))
+        return len({place.owner for place in places}) > 1
+
+    def rank(self, place: Place, owner: Coordinate) -> int:
+        """The place among the addresses of a worker of the grid."""
+        rank = place.grid.rank(owner) % self.workers
+        return place.numbers[rank] if place.numbers else rank
 
     def has_made_on(self, array: da.Array) -> tuple[int, ...]:
         """The workers that tasks of an operand's blocks are pinned to, by block; empty if not all.
 
-        By their places among the addresses. Of a product that one worker computes, Dask or the
-        scheduler plugin decides which.
+        By their places among the addresses.
         """
         found: dict[Key, int] = {}
-        owners = set()
         for task in self.mapping.values():
-            if not isinstance(task, BlockTask):
-                continue
-            place = task.place
-            owners.add(place.owner)
-            for key, owner in place.blocks:
-                if key[0] == array.name:
-                    rank = place.grid.rank(owner) % self.workers
-                    found.setdefault(key, place.numbers[rank] if place.numbers else rank)
+            if isinstance(task, BlockTask):
+                for key, owner in task.place.blocks:
+                    if key[0] == array.name and key not in found:
+                        found[key] = self.rank(task.place, owner)
         keys = [(array.name, *at) for at in np.ndindex(*array.numblocks)]
-        known = len(owners) > 1 and all(key in found for key in keys)
+        known = all(key in found for key in keys) and self.spread
         return tuple(found[key] for key in keys) if known else ()
 
     def cull(
@@ -86,6 +103,34 @@ class ProductLayer(TaskLayer):
         return TaskLayer(kept, self.annotations), needs
 
 
+class ReadLayer(TaskLayer):
+    """The blocks of a file's array that a product reads, as an array.
+
+    Parameters
+    ----------
+    tasks : dict
+        Other names of them, by key.
+    targets : dict
+        Their keys, by index: products take these.
+    owners : tuple of int
+        The workers that read them, block by block; empty if not known.
+    workers : int
+        As of a `ProductLayer`.
+    """
+
+    def __init__(
+        self,
+        tasks: Mapping[Key, Alias],
+        targets: Mapping[Index, Key],
+        owners: tuple[int, ...],
+        workers: int,
+    ) -> None:
+        super().__init__(tasks)
+        self.targets = targets
+        self.owners = owners
+        self.workers = workers
+
+
 def owners_of(array: da.Array, workers: int) -> tuple[int, ...]:
     """The workers that will have the blocks of a lazy product of ours, empty if not known.
 
@@ -94,7 +139,7 @@ def owners_of(array: da.Array, workers: int) -> tuple[int, ...]:
     plugin leaves that where the block is.
     """
     if array.ndim == 2:
-        for name, numbers in _below(array):
+        for name, numbers in below(array):
             layer = array.dask.layers.get(name)
             if isinstance(layer, ProductLayer) and layer.owners and layer.workers == workers:
                 owners = layer.owners
@@ -108,12 +153,15 @@ def makers_of(array: da.Array, beside: Iterable[da.Array], workers: int) -> tupl
     Of `X` in ``X.T @ (X @ Q)``: where `X @ Q` needs them. The scheduler keeps them there. Empty if
     no product does. By their places among the addresses.
     """
+    own = array.dask.layers.get(array.name)
+    if isinstance(own, ReadLayer):
+        return own.owners if own.workers == workers else ()
     layers = (layer for other in beside for layer in reversed(other.dask.layers.values()))
     products = (x for x in layers if isinstance(x, ProductLayer) and x.workers == workers)
     return next((found for x in products if (found := x.has_made_on(array))), ())
 
 
-def _below(array: da.Array) -> Iterator[tuple[str, tuple[int, ...] | None]]:
+def below(array: da.Array) -> Iterator[tuple[str, tuple[int, ...] | None]]:
     """The array's name, and those of arrays that it is computed of block by block.
 
     Of each the numbers of its blocks that the array's blocks are made of, where these are others.
@@ -133,10 +181,10 @@ def _below(array: da.Array) -> Iterator[tuple[str, tuple[int, ...] | None]]:
             below = own if numbers is None else tuple(own[n] for n in numbers)
             left.append((layer.source, below))
         elif isinstance(layer, Blockwise) and not layer.new_axes:
-            left += [(source, numbers) for source in _same_blocks(layer, array)][::-1]
+            left += [(source, numbers) for source in same_blocks(layer, array)][::-1]
 
 
-def _same_blocks(layer: Blockwise, array: da.Array) -> Iterator[str]:
+def same_blocks(layer: Blockwise, array: da.Array) -> Iterator[str]:
     """The arrays of whose blocks each block of a layer is made, one of each, in the same places."""
     for source, indices in layer.indices:
         same = layer.numblocks.get(str(source)) == array.numblocks
@@ -175,7 +223,7 @@ def source_keys(array: da.Array) -> list[Key]:
 
     None where there are no such futures: row by row otherwise.
     """
-    for name, numbers in _below(array):
+    for name, numbers in below(array):
         if numbers is None and (keys := _keys_below(array, name, array.numblocks)):
             return keys
     return []

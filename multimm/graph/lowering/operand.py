@@ -135,9 +135,11 @@ class Operand:
     def _keys(self) -> dict[Index, Key]:
         """`key` of all blocks: of hundreds, each asked for several times."""
         name, counts = self.uploaded or self.array.name, self.array.numblocks
+        # Of what another product reads: see `multimm.graph.shared_reads`.
+        targets = getattr(self.array.dask.layers.get(self.array.name), "targets", {})
         axes = [self._orders.get(n - len(counts), range(count)) for n, count in enumerate(counts)]
-        stored = product(*axes)
-        return {at: (name, *next(stored)) for at in product(*map(range, counts))}
+        blocks = zip(product(*map(range, counts)), product(*axes), strict=True)
+        return {at: targets.get(stored) or (name, *stored) for at, stored in blocks}
 
     def source(self, index: Index) -> Key:
         """The array's own key of one of its blocks, in the plan's order."""

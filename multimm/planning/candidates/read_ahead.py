@@ -71,7 +71,8 @@ def _made_ahead(layout: Schedule, cluster: ClusterSpec) -> int:
         return _operands(layout, cluster)
     steps = min(SHORT, layout.links) if _few_blocks(layout, cluster) else 1
     in_use = sum(_made_at_once(layout, role, size) for role, size in layout.operands.in_use.items())
-    return cluster.threads * steps * layout.k_tiles_per_task * in_use
+    ahead = cluster.threads * steps * layout.k_tiles_per_task * in_use
+    return min(ahead, _operands(layout, cluster))
 
 
 def _made_at_once(layout: Schedule, role: str, in_use: int) -> int:
