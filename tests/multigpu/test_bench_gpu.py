@@ -18,7 +18,7 @@ def test_a_quick_sweep_on_one_gpu(tmp_path, known_commit):
     assert result.exit_code == 0, result.output
     (path,) = tmp_path.iterdir()
     found = records.load(path)
-    assert len(found) == 2 * (3 + 3)  # three precisions of ours, and three peers
+    assert len(found) == 2 * (2 + 3)  # `ieee` is left out where time is short; three peers
     for record in found:
         detail = record["detail"]
         assert (detail["status"], detail["reason"]) == ("done", ""), (record["case"], detail)
