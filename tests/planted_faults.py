@@ -507,6 +507,13 @@ GRAPH = (
 
 INTEGERS = (
     Fault(
+        "integers: the high bytes of 16 bits count as much as the low ones",
+        "gpu/integers/in_bytes.py",
+        "total <<= _BITS",
+        "pass",
+        "integer_cores -k bytes",
+    ),
+    Fault(
         "integers: float sums leave the integers that float32 holds",
         "gpu/integers/float_blas.py",
         "length = terms(most_a, most_b, held)",
@@ -537,6 +544,9 @@ INTEGERS = (
 )
 
 CONTRACTIONS = [
+    Fault("rows and columns of one array twice are cut in different blocks",
+          "contractions/einsum_chunks.py", "alike = len({made[x] for x in together}) == 1",
+          "alike = False", "contraction_plans -k paper"),
     Fault("the order in which axes are summed over is each operand's own", "contractions/pair.py",
           "right = _matrix(b, found.batch, summed, found.columns, chunks)",
           "right = _matrix(b, found.batch, _in_order(b.labels, summed), found.columns, chunks)",
@@ -574,7 +584,15 @@ WIDE_RANGE = [
     Fault("a wide range: two kernels compute one product", "gpu/cuda/common/refused.cuh",
           "counts[4] != 0 && counts[5] == 0 ?", "counts[4] == 0 ?", "cuda_on_cpu -k add_partials"),
 ]  # fmt: skip
-FAULTS = (*PLANNING, *MEMORY, *GRAPH, *INTEGERS, *CONTRACTIONS, *WIDE_RANGE)
+READING = [
+    Fault("a product of what needs all of X before reads X once", "graph/shared_reads.py",
+          "if fit and _block_by_block(y, name) else x", "if fit else x", "shared_reads"),
+    Fault("a chunk that is cut short is decoded from what the memory held", "files/zarr_chunks.py",
+          "size < _told_by_blosc(encoded)", "False", "zarr_chunks"),
+    Fault("blocks of an array that is another's lie anywhere", "products.py",
+          "owners = cluster.ranks(makers_of(x, beside, cluster.workers))", "owners = ()", "owners"),
+]  # fmt: skip
+FAULTS = (*READING, *PLANNING, *MEMORY, *GRAPH, *INTEGERS, *CONTRACTIONS, *WIDE_RANGE)
 
 
 def run_tests(tree: Path, arguments: Iterable[str]) -> tuple[int, str]:
