@@ -44,7 +44,7 @@ def note(error: BaseException, task: str = "", inputs: Sequence[Key] = ()) -> No
     inputs : sequence of Dask key
         Operand blocks that the task is given.
     """
-    worker = _worker()
+    worker = current_worker()
     task = task or _running(worker)
     why = cause(error)
     if not task or told(error) != why:
@@ -115,7 +115,7 @@ def _running(worker: Any) -> str:
     return str(getattr(ts and ts.run_spec, "label", None) or f"task {key!r}")
 
 
-def _worker() -> Any:
+def current_worker() -> Any:
     """The worker of Dask's that this thread runs a task for, or None."""
     if "distributed" not in sys.modules:
         return None

@@ -66,7 +66,7 @@ def limited_chunks(
     made = own_chunks(labels, chunks, out)
     usual = parse_bytes(dask.config.get("array.chunk-size")) // dtype.itemsize
     given = max(prod(map(max, each)) for each in chunks)
-    most = max(usual, TIMES * usual if gpu else min(given, TIMES * usual))
+    most = TIMES * usual if gpu else max(usual, min(given, TIMES * usual))
     uses = Counter(x for own in labels for x in {*own})
     alone = [[x for x in own if x in made and uses[x] == 1] for own in labels]
     turns = [[x] for x in out if uses[x] > 1]

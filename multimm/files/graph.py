@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.utils import parse_bytes
 
 from multimm.errors import FileFormatError, ShapeError
-from multimm.failures import named
+from multimm.failures import current_worker, named
 from multimm.files import FORMATS, raw
 from multimm.files.identity import check
 from multimm.files.stored import StoredMatrix, Where, reason
@@ -57,11 +56,9 @@ def read_block(matrix: StoredMatrix, index: Where, gpu: bool = False) -> Any:
 
 def _threads(gpu: bool) -> int:
     """How many a task may use: CPU workers are as many as cores, which wait for a GPU's worker."""
-    from distributed import get_worker
-
-    with suppress(ValueError):  # no worker of distributed's
-        gpu = gpu or by_dask_cuda(get_worker())
-    return threads_beside_a_gpu(READERS) if gpu else 1
+    worker = current_worker()
+    beside = gpu or (worker is not None and by_dask_cuda(worker))
+    return threads_beside_a_gpu(READERS) if beside else 1
 
 
 def _unreadable(matrix: StoredMatrix, error: Exception) -> FileFormatError:
