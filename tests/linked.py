@@ -38,7 +38,8 @@ def plan_for_little(monkeypatch, memory_bytes=5 * 10**6):
 def link(patch, send=np.copy, fetch=np.copy):
     """Have tasks of this process send NumPy blocks to a GPU, and fetch them, by such functions."""
     patch.setattr(host_offload, "_device", lambda: 0)
-    patch.setattr(host_offload, "own_stream", lambda device: nullcontext())
+    for stream in ("own_stream", "computing"):
+        patch.setattr(host_offload, stream, lambda device: nullcontext())
     patch.setattr(host_offload, "_in_host_memory", lambda block: isinstance(block, np.ndarray))
     patch.setattr(host_offload, "is_cupy", lambda block: True)
     patch.setattr(copies, "all_to_device", lambda blocks: [send(_taken(x)) for x in blocks])

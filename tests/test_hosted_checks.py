@@ -78,7 +78,8 @@ def gone_up(monkeypatch):
 
     monkeypatch.setattr(operands, "describe", described)
     monkeypatch.setattr(host_offload, "_device", lambda: 0)
-    monkeypatch.setattr(host_offload, "own_stream", lambda device: nullcontext())
+    for stream in ("own_stream", "computing"):
+        monkeypatch.setattr(host_offload, stream, lambda device: nullcontext())
     monkeypatch.setattr(link, "all_to_device", all_to_device)
     monkeypatch.setattr(link, "to_host", to_host)
     yield found

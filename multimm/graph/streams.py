@@ -33,21 +33,50 @@ on stream 0. Who waits for stream 0 may send the one and write to the other.
 
 Where the current stream is not stream 0, somebody has chosen it: the task runs there, as if it had
 been called directly.
+
+*Tasks that compute take turns*: of a process's threads `GPU_TASKS` at a time have one on a GPU, for
+each has memory of its own there. Tasks that only copy do not wait for them.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from multimm.gpu.runtime.driver_launch import follow, kept
+from multimm.planning.hardware import GPU_TASKS
 
 _local = threading.local()  # streams: device -> stream and event
+_turns: defaultdict[int, threading.BoundedSemaphore]  # of devices
 
 #: What is taken again may be so many times as large as what is asked for: arbitrary.
 SPARE = 2
+
+
+def _begin() -> None:
+    """With nobody computing: a fork has none of its parent's threads."""
+    global _turns
+    _turns = defaultdict(lambda: threading.BoundedSemaphore(GPU_TASKS))
+
+
+_begin()
+os.register_at_fork(after_in_child=_begin)
+
+
+@contextmanager
+def computing(device: int) -> Iterator[None]:
+    """`own_stream` of a task that computes: it waits for its turn."""
+    import cupy
+
+    with cupy.cuda.Device(device):
+        chosen = bool(cupy.cuda.get_current_stream().ptr)  # by somebody, or by this task before
+    turn = nullcontext() if chosen else _turns[device]
+    with turn, own_stream(device):
+        yield
 
 
 @contextmanager

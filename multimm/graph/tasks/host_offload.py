@@ -24,7 +24,7 @@ from multimm.blocks import plain
 from multimm.failures import named
 from multimm.gpu.arrays import is_cupy, to_numpy
 from multimm.graph.block_task import Block
-from multimm.graph.streams import own_stream
+from multimm.graph.streams import computing, own_stream
 from multimm.graph.tasks.dtype_check import DType, as_declared
 from multimm.graph.tasks.multiply import finished, stream_for
 from multimm.graph.tasks.sub_blocks import SubBlocks
@@ -152,7 +152,7 @@ def download(block: Block, *, limit: int | None = None) -> Block:
         _leaving.room(block.nbytes, limit),
         _beside_other_tasks(),
         _coming_back,
-        stream_for(block),
+        stream_for(block, computes=False),
     ):
         return to_host(block)
 
@@ -165,7 +165,7 @@ def on_device(func: Callable[..., Block], *given: Any, **more: Any) -> Block:
     """
     if (at := _device()) is None:
         return func(*given, **more)
-    with own_stream(at):
+    with computing(at):
         there = _all_there([*given, *more.values()])
         named = dict(zip(more, there[len(given) :], strict=True))
         return to_numpy(func(*there[: len(given)], **named))

@@ -22,7 +22,7 @@ from multimm.gpu.integers import gemm as integers
 from multimm.gpu.kernel_selection import Precision
 from multimm.gpu.library_gemm import module_of
 from multimm.graph.block_task import Block
-from multimm.graph.streams import own_stream
+from multimm.graph.streams import computing, own_stream
 from multimm.graph.tasks.dtype_check import DType, as_declared
 from multimm.graph.tasks.half_precision import (
     as_complex64,
@@ -336,13 +336,14 @@ def wait_for(*blocks: Block) -> None:
     """Nothing, once the blocks are there."""
 
 
-def stream_for(block: Block) -> AbstractContextManager[None]:
-    """The stream of the tasks that run in this thread on the block's device, if it is a GPU."""
+def stream_for(block: Block, *, computes: bool = True) -> AbstractContextManager[None]:
+    """This thread's stream on the block's device, if it is a GPU; a task that computes waits."""
     if isinstance(block, SubBlocks):
-        return stream_for(block.blocks[0])
+        return stream_for(block.blocks[0], computes=computes)
+    own = computing if computes else own_stream
     if is_packed(block):
-        return own_stream(block.device_id)
-    return own_stream(block.device.id) if is_cupy(block) else nullcontext()
+        return own(block.device_id)
+    return own(block.device.id) if is_cupy(block) else nullcontext()
 
 
 def finished(block: Block) -> Block:
