@@ -348,9 +348,10 @@ def test_describe_of_a_client_without_workers_is_none_and_does_not_wait():
 
 
 def test_gpu_answers_decide_over_the_host_memory_limit():
-    workers = {f"ucxx://10.0.0.1:{port}": an_entry(nthreads=1) for port in (9, 8)}
+    workers = {f"ucxx://10.0.0.1:{port}": an_entry(nthreads=3) for port in (9, 8)}
     spec = spec_of(workers, {address: Answer(H200, 1, 64 * GIB) for address in workers})
     assert spec.devices == (H200, H200)
+    assert spec.threads == 1  # one task fills a GPU
     assert spec.link == NVLINK
     assert spec.addresses == ("ucxx://10.0.0.1:8", "ucxx://10.0.0.1:9")
 

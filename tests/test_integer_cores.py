@@ -230,7 +230,7 @@ def test_numbers_that_fp16_does_not_carry_go_elsewhere():
      ("uint8", "uint16", 2), ("bool", "int16", 2)],
 )  # fmt: skip
 def test_large_numbers_of_16_bits_are_multiplied_as_bytes(monkeypatch, a, b, products, sums):
-    monkeypatch.setattr(in_bytes, "ALONE", 0)
+    monkeypatch.setattr(in_bytes, "LARGE", 0)
     x, y = numbers((60, 300), a), numbers((300, 50), b, 1)
     x[0], y[:, 0] = (z.min() if z.dtype.kind == "i" else z.max() for z in (x, y))  # the largest
     whole = x.astype("i8") @ y.astype("i8")
@@ -243,14 +243,14 @@ def test_large_numbers_of_16_bits_are_multiplied_as_bytes(monkeypatch, a, b, pro
 
 @pytest.mark.parametrize("trans", [(False, False), (False, True), (True, False), (True, True)])
 def test_bytes_of_operands_as_they_lie(monkeypatch, trans):
-    monkeypatch.setattr(in_bytes, "ALONE", 0)
+    monkeypatch.setattr(in_bytes, "LARGE", 0)
     x, y = numbers((40, 130), "int16"), numbers((130, 33), "int16", 1)
     for layout in LAYOUTS:
         same(product(x, y, sums="int64", trans=trans, layout=layout), x.astype("i8") @ y, "i8")
 
 
 def test_what_fp16_carries_beside_bytes_stays_whole(monkeypatch):
-    monkeypatch.setattr(in_bytes, "ALONE", 0)
+    monkeypatch.setattr(in_bytes, "LARGE", 0)
     for most, products in ((1028, 2), (1029, 4)):
         Emulated.launches = []
         x, y = numbers((40, 130), "int16", most=most), numbers((130, 33), "int16", 1)
@@ -260,7 +260,7 @@ def test_what_fp16_carries_beside_bytes_stays_whole(monkeypatch):
 
 
 def test_half_of_a_symmetric_product_of_bytes(monkeypatch):
-    monkeypatch.setattr(in_bytes, "ALONE", 0)
+    monkeypatch.setattr(in_bytes, "LARGE", 0)
     x = numbers((300, 140), "int16")
     step = Step("int64", "int64", False, True)
     same(link_diagonal(gpu(x), step=step, complete=True), x.astype("i8") @ x.T, "i8")

@@ -7,7 +7,7 @@ import resource
 from multimm.cluster.calibration import store
 from multimm.cluster.inspect.devices import cpu_device, current_gpu
 from multimm.planning.devices import SHARED_MEMORY, DeviceSpec
-from multimm.planning.hardware import GPU_TASKS, ClusterSpec
+from multimm.planning.hardware import ClusterSpec
 
 #: Scheduler time per task within one process: 0.05 to 0.2 ms in products of 640 and 4608 tasks
 #: of 8 x 8 blocks on two cores, where distributed takes 0.5 (`ClusterSpec.task_overhead_s`).
@@ -26,8 +26,8 @@ def local(*, gpu: bool = False) -> ClusterSpec:
     -v``); what the process holds already is left out.
 
     As many tasks run at the same time as Dask's configuration says at the call: one where
-    ``scheduler`` is the synchronous one, else ``num_workers``, or one per core; on a GPU not more
-    than `GPU_TASKS`. What is passed to ``compute`` later is not known here.
+    ``scheduler`` is the synchronous one, else ``num_workers``, or one per core; on a GPU one.
+    What is passed to ``compute`` later is not known here.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def local(*, gpu: bool = False) -> ClusterSpec:
     spec = ClusterSpec(
         (device,),
         SHARED_MEMORY,
-        threads=min(_threads(), GPU_TASKS) if gpu else _threads(),
+        threads=1 if gpu else _threads(),
         task_overhead_s=LOCAL_TASK_OVERHEAD_S,
         call_s=LOCAL_CALL_S,
     )

@@ -34,8 +34,8 @@ on stream 0. Who waits for stream 0 may send the one and write to the other.
 Where the current stream is not stream 0, somebody has chosen it: the task runs there, as if it had
 been called directly.
 
-*Tasks that compute take turns*: of a process's threads `GPU_TASKS` at a time have one on a GPU, for
-each has memory of its own there. Tasks that only copy do not wait for them.
+*Tasks that compute take turns*: of a process's threads one at a time has one on a GPU. It fills the
+GPU, and another would have memory of its own there. Tasks that only copy do not wait for them.
 """
 
 from __future__ import annotations
@@ -48,10 +48,9 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from multimm.gpu.runtime.driver_launch import follow, kept
-from multimm.planning.hardware import GPU_TASKS
 
 _local = threading.local()  # streams: device -> stream and event
-_turns: defaultdict[int, threading.BoundedSemaphore]  # of devices
+_turns: defaultdict[int, threading.Lock]  # of devices
 
 #: What is taken again may be so many times as large as what is asked for: arbitrary.
 SPARE = 2
@@ -60,7 +59,7 @@ SPARE = 2
 def _begin() -> None:
     """With nobody computing: a fork has none of its parent's threads."""
     global _turns
-    _turns = defaultdict(lambda: threading.BoundedSemaphore(GPU_TASKS))
+    _turns = defaultdict(threading.Lock)
 
 
 _begin()

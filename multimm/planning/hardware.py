@@ -16,9 +16,6 @@ from multimm.planning.explain import workers as said
 #: Of a product on workers of H200s: 11 to 13 ms on two and on four, and where eight of them shared
 #: one GPU; 6 to 7 ms where there is only one worker.
 CALL_S, LONE_CALL_S = 12e-3, 7e-3
-#: Block products that a process has on a GPU at one time, at most: one fills it, and another one is
-#: launched meanwhile.
-GPU_TASKS = 2
 
 #: Workers, at most: arbitrary. Arrangements of more take seconds to compare.
 MOST_WORKERS = 4096
@@ -47,7 +44,8 @@ class ClusterSpec:
     addresses : tuple of str
         The workers' addresses, in the order of `devices`; empty for a cluster on paper.
     threads : int
-        Block products that one worker runs at the same time (of GPU workers at most `GPU_TASKS`).
+        Block products that one worker runs at the same time; on GPUs one, whatever threads
+        there are.
     task_overhead_s : float
         Scheduler time per task, seconds (0.5 ms of the scheduler's and the client's processor
         in a product of 4096 tasks; threads of one process need less).

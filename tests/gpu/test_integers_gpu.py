@@ -12,7 +12,7 @@ from gpu_arrays import padded
 import multimm
 from multimm.gpu import last_choice
 from multimm.gpu.emulated.configs import entries_for
-from multimm.gpu.integers import tensor_cores
+from multimm.gpu.integers import in_bytes, tensor_cores
 from multimm.gpu.runtime.launch import device_of
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
@@ -104,7 +104,8 @@ def test_int16_up_to_what_fp16_carries():
 @pytest.mark.parametrize(
     ("a", "b"), [("int16", "int16"), ("uint16", "int16"), ("uint16", "uint16"), ("int16", "int8")]
 )
-def test_large_numbers_of_16_bits_in_bytes(a, b):
+def test_large_numbers_of_16_bits_in_bytes(monkeypatch, a, b):
+    monkeypatch.setattr(in_bytes, "LARGE", 0)
     x, y = numbers((2100, 2200), a), numbers((2200, 2000), b, 1)
     x[7], y[:, 3] = (np.iinfo(kind).min or np.iinfo(kind).max for kind in (a, b))
     left, right = cupy.asarray(np.asfortranarray(x)), cupy.asarray(y)
@@ -116,7 +117,8 @@ def test_large_numbers_of_16_bits_in_bytes(a, b):
     same(found, 2 * exact(x, y) - 3 * p, "i8")
 
 
-def test_a_symmetric_product_in_bytes():
+def test_a_symmetric_product_in_bytes(monkeypatch):
+    monkeypatch.setattr(in_bytes, "LARGE", 0)
     x = numbers((2500, 2400), "int16")
     lazy = da.from_array(cupy.asarray(x), chunks=(1250, 2400), asarray=False)
     found = multimm.matmul(lazy.T, lazy, dtype="int64").compute(scheduler="sync")

@@ -21,7 +21,7 @@ from multimm.planning.devices import (
     Link,
     between_nodes,
 )
-from multimm.planning.hardware import GPU_TASKS, ClusterSpec, call_seconds
+from multimm.planning.hardware import ClusterSpec, call_seconds
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -91,7 +91,7 @@ def spec_of(workers: Mapping[str, Any], answers: Mapping[str, Answer]) -> Cluste
     )
     threads = min(worker["nthreads"] for worker in workers.values())
     if all(device.kind == "gpu" for device in devices):
-        threads = min(threads, GPU_TASKS)
+        threads = 1
     link = _link(addresses[0], devices)
     # Sorted by address, the workers of a host follow one another.
     counts = set(neighbours.values())
