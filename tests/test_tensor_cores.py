@@ -18,8 +18,8 @@ from multimm.gpu.arch import RESIDUAL_CAP
 from multimm.gpu.emulated import configs
 from multimm.gpu.emulated import gemm as emulated_gemm
 from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, last_choice
+from multimm.gpu.problem import check_product
 from multimm.gpu.runtime import launch as runtime_launch
-from multimm.gpu.validate import check_product
 
 CHOICE = Choice(SPLIT, "float32", "large")
 

@@ -25,12 +25,11 @@ import numpy as np
 from multimm.gpu import library_gemm, product
 from multimm.gpu.elementwise import complex_parts, reduce
 from multimm.gpu.kernel_selection import SPLIT, Precision, choose_kernel
-from multimm.gpu.problem import operand, walkable
+from multimm.gpu.problem import operand, product_shape, walkable
 from multimm.gpu.runtime.launch import device_of
 from multimm.gpu.runtime.workspace import nothing, workspace
 from multimm.gpu.strides import GemmSizes
 from multimm.gpu.subproducts import of_a_stack
-from multimm.gpu.validate import product_shape
 
 logger = logging.getLogger(__name__)
 

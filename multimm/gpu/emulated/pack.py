@@ -20,11 +20,10 @@ from multimm.errors import OptionError, ShapeError
 from multimm.gpu.arch import RESERVED_BYTES, RESIDUAL_CAP, ArchLimits
 from multimm.gpu.emulated.configs import PANEL, PARTS, SLAB, SPLIT_K, tiles_for
 from multimm.gpu.emulated.packed import PackedBlock, register_with_dask
-from multimm.gpu.problem import operand, walkable
+from multimm.gpu.problem import check_arrays, operand, walkable
 from multimm.gpu.runtime.driver_launch import fill
 from multimm.gpu.runtime.launch import device_of, kernel_for
 from multimm.gpu.strides import Stack
-from multimm.gpu.validate import check_arrays
 from multimm.shapes import Shape
 
 logger = logging.getLogger(__name__)
