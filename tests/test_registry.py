@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multimm.errors import KernelError
 from multimm.gpu.arch import ARCHITECTURES, limits_for
 from multimm.gpu.runtime.jit import compile_text
 from multimm.gpu.runtime.kernel_source import kernel_text
@@ -19,7 +18,6 @@ from multimm.gpu.simt.configs import (
     REGISTRY,
     Device,
     choose,
-    entry_named,
     predicted_seconds,
     slice_length,
     slices_of_k,
@@ -28,18 +26,6 @@ from multimm.gpu.simt.thin import outer_config, way_for
 from multimm.gpu.strides import GemmSizes
 
 H200 = Device(limits_for(90), 132)
-
-
-def test_names_are_unique_and_known():
-    names = [entry.name for entry in REGISTRY]
-    assert len(set(names)) == len(names)
-    for entry in REGISTRY:
-        assert entry_named(REGISTRY, entry.name).config is entry.config
-
-
-def test_unknown_name_lists_the_known():
-    with pytest.raises(KernelError, match="'huge' is unknown; known are 'large', 'turned'"):
-        entry_named(REGISTRY, "huge")
 
 
 def test_predicted_seconds_grow_with_work_and_have_a_floor():
