@@ -403,19 +403,18 @@ class Kernel:
         self.transpose(z, tiles, *args, skew=self.defines["SKEW"])
 
     def add_partials(self, z, blocks, cols, alpha, beta, count, parts, c, d):
-        kind = {4: "f4", 8: "f8"}[self.defines["ELEMENT_BYTES"]]
-        assert alpha.dtype == beta.dtype == kind
+        assert alpha.dtype == beta.dtype == np.float32
         span = self.defines["THREADS"] * self.defines["VECTOR"] * self.defines["UNROLL"]
         rows, rest = divmod(blocks, -(-int(cols) // span))
         assert rest == 0
-        aligned = self.defines["VECTOR"] * np.dtype(kind).itemsize
+        aligned = self.defines["VECTOR"] * 4
 
         def at(matrix):
             pointer, ld, stride = (int(value) for value in matrix)
-            first = pointer + z * stride * np.dtype(kind).itemsize
+            first = pointer + z * stride * 4
             assert first % aligned == 0
-            assert rows == 1 or ld * np.dtype(kind).itemsize % aligned == 0
-            return memory(first, (rows, int(cols)), (ld, 1), kind)
+            assert rows == 1 or ld * 4 % aligned == 0
+            return memory(first, (rows, int(cols)), (ld, 1), "f4")
 
         parts = np.frombuffer(parts.tobytes(), np.uint64).reshape(-1, 3)
         assert len(parts) == self.defines["CAPACITY"] >= count > 0

@@ -134,11 +134,9 @@ def transpose(word_bytes: int, words: int = 1, *, vector: int = 1, slots: int = 
     return Variant(file, tuple(defines.items()), lambda: transpose_cases(defines))
 
 
-def add(element_bytes: int, capacity: int, vector: int, unroll: int, parts: int,
-        **more: int) -> Variant:  # fmt: skip
+def add(capacity: int, vector: int, unroll: int, parts: int, **more: int) -> Variant:
     """The sum of partial products."""
-    defines = {"ELEMENT_BYTES": element_bytes, "CAPACITY": capacity, "VECTOR": vector,
-               "UNROLL": unroll, "THREADS": 64, **more}  # fmt: skip
+    defines = {"CAPACITY": capacity, "VECTOR": vector, "UNROLL": unroll, "THREADS": 64, **more}
 
     def cases() -> Iterable[Case]:
         return (
@@ -260,14 +258,13 @@ TABLE: tuple[Variant, ...] = (
     transpose(2, vector=4, slots=16, threads=64, SKEW=16),
     transpose(8, vector=1, slots=32, threads=128, SKEW=4),
     transpose(8, vector=2, slots=8, threads=64, SKEW=4),
-    add(4, 2, 4, 1, 1),
-    add(4, 8, 1, 2, 5),
-    add(4, 64, 4, 2, 50),
-    add(4, 64, 4, 1, 64),
-    add(8, 8, 2, 1, 3),
-    add(4, 8, 2, 1, 8, GUARDED=products.CAP, REFUSED=1),
-    add(4, 2, 1, 1, 2, GUARDED=products.CAP, REFUSED=0),
-    add(4, 2, 1, 1, 2, GUARDED=products.CAP, REFUSED=2),
+    add(2, 4, 1, 1),
+    add(8, 1, 2, 5),
+    add(64, 4, 2, 50),
+    add(64, 4, 1, 64),
+    add(8, 2, 1, 8, GUARDED=products.CAP, REFUSED=1),
+    add(2, 1, 1, 2, GUARDED=products.CAP, REFUSED=0),
+    add(2, 1, 1, 2, GUARDED=products.CAP, REFUSED=2),
     copying(2, 64, 1),
     copying(5, 32, 3),
     copying(60, 32, 4),
