@@ -5,6 +5,7 @@ Nothing here launches anything; CuPy is imported where memory is taken.
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import DTypeLike
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
 from multimm.gpu.arrays import is_cupy
 from multimm.gpu.emulated.packed import PackedBlock
-from multimm.gpu.runtime.workspace import copied
+from multimm.gpu.runtime.workspace import not_captured
 from multimm.gpu.strides import (
     ABSENT,
     GemmSizes,
@@ -24,6 +25,8 @@ from multimm.gpu.strides import (
     stack_of,
 )
 from multimm.shapes import Shape, check_operands, check_result
+
+logger = logging.getLogger(__name__)
 
 Array = Any
 
@@ -163,6 +166,40 @@ def walkable(x: Operand, *, dense: bool = False, by_rows: bool = False) -> tuple
     return array, stack
 
 
+def copied(x: Array) -> Array:
+    """Return a copy of an operand in C order, for what is launched next.
+
+    Parameters
+    ----------
+    x : cupy.ndarray
+
+    Raises
+    ------
+    KernelError
+        The stream is captured.
+    """
+    import cupy
+
+    logger.debug("operand of shape %s is copied: strides %s", x.shape, x.strides)
+    with cupy.cuda.Device(x.device.id):
+        not_captured(f"an operand of shape {x.shape} with strides {x.strides} is copied first",
+                     "pass an array with contiguous rows")  # fmt: skip
+        return cupy.ascontiguousarray(x)
+
+
+def check_matrix(name: str, x: Array) -> tuple[Array, Stack]:
+    """Check that it is a matrix of float32 on a GPU; return it as `walkable` does, dense.
+
+    Raises
+    ------
+    ShapeError, DTypeError, ArrayTypeError
+    """
+    check_arrays({name: x}, np.float32)
+    if x.ndim != 2:
+        raise ShapeError(f"{name} has shape {x.shape}: one matrix is packed at a time")
+    return walkable(operand(x), dense=True)
+
+
 def check_product(
     a: Array, b: Array, c: Array, partial: Array, out: Array, trans: tuple[bool, bool],
     alpha: float, beta: float, lower: bool,
@@ -185,6 +222,8 @@ def check_product(
     check_arrays(given, np.float32, packed)
     device = a.device.id if packed is None else packed
     shape = product_shape(a.shape, b.shape, *trans)
+    if "out" in given:
+        check_result("out", given["out"].shape, shape.result)
     if lower and shape.m != shape.n:
         raise ShapeError(
             f"the product is {shape.m} x {shape.n}: only a square one has a lower triangle"
@@ -192,8 +231,6 @@ def check_product(
     for name in ("c", "partial"):
         if name in given:
             check_addend(name, given[name].shape, shape)
-    if "out" in given:
-        check_result("out", given["out"].shape, shape.result)
     found = {name: operand(x) for name, x in given.items()}
     turned = "out" in found and _check_out(found, shape.result).transposed
     unread = [name for name, scalar in (("c", beta), ("partial", alpha)) if scalar == 0]

@@ -16,10 +16,10 @@ import numpy as np
 
 from multimm.errors import OptionError, ShapeError
 from multimm.gpu.arch import MAX_PARTS, Guard, defines
-from multimm.gpu.problem import check_arrays, check_beta
+from multimm.gpu.problem import check_arrays, check_beta, copied
 from multimm.gpu.runtime import launch_cache
 from multimm.gpu.runtime.launch import MAX_GRID_Z, by_value, kernel_for
-from multimm.gpu.runtime.workspace import copied, not_captured
+from multimm.gpu.runtime.workspace import not_captured
 from multimm.gpu.strides import Axis, collapse, common_alignment
 
 logger = logging.getLogger(__name__)

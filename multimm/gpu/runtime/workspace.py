@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +11,6 @@ import numpy as np
 from multimm.errors import KernelError
 from multimm.gpu.runtime.driver_launch import capturing
 from multimm.shapes import Shape
-
-logger = logging.getLogger(__name__)
 
 Array = Any
 
@@ -67,24 +64,3 @@ def not_captured(what: str, instead: str) -> None:
             f"{what}, into memory that is another's by the time at which the CUDA graph that is "
             f"being captured runs: {instead}"
         )
-
-
-def copied(x: Array) -> Array:
-    """Return a copy of an operand in C order, for what is launched next.
-
-    Parameters
-    ----------
-    x : cupy.ndarray
-
-    Raises
-    ------
-    KernelError
-        The stream is captured.
-    """
-    import cupy
-
-    logger.debug("operand of shape %s is copied: strides %s", x.shape, x.strides)
-    with cupy.cuda.Device(x.device.id):
-        not_captured(f"an operand of shape {x.shape} with strides {x.strides} is copied first",
-                     "pass an array with contiguous rows")  # fmt: skip
-        return cupy.ascontiguousarray(x)
