@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from multimm.gpu.runtime.driver_launch import capturing
 from multimm.shapes import Shape
 
 Array = Any
+Take = Callable[[Shape], Array]  #: makes an array: see `workspaces`
 
 
 def workspace(shape: Shape, device: int) -> tuple[Array, Callable[[], None]]:
@@ -45,6 +47,21 @@ def workspace(shape: Shape, device: int) -> tuple[Array, Callable[[], None]]:
     memory = cupy.cuda.UnownedMemory(address, size, None, device)
     array = cupy.ndarray(shape, np.float32, memptr=cupy.cuda.MemoryPointer(memory, 0))
     return array, lambda: runtime.freeAsync(address, stream)
+
+
+@contextmanager
+def workspaces(device: int) -> Iterator[Take]:
+    """Within it, what is given makes arrays as `workspace` does; all are given back at its end."""
+    releases: list[Callable[[], None]] = []
+
+    def take(shape: Shape) -> Array:
+        array, release = workspace(shape, device)
+        releases.append(release)
+        return array
+
+    yield take
+    for release in releases:
+        release()
 
 
 def nothing() -> None:
