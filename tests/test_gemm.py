@@ -49,7 +49,9 @@ def test_small_integers_are_exact(sizes, edges, trans, alpha, beta, dtype, optio
     right = right.astype(dtype) if dtype == "complex64" else right.real.astype(dtype)
     a, b = (x.T if flip else x for x, flip in zip((a, b), trans, strict=True))
     flags = {"trans_a": trans[0], "trans_b": trans[1], "beta": beta, **options}
-    same_bits(multimm.gemm(alpha, a, b, c=c, **flags), right)
+    eager = multimm.gemm(alpha, a, b, c=c, **flags)
+    same_bits(eager, right)
+    assert eager.flags.c_contiguous
     lazy = [da.from_array(x, edge) for x, edge in zip((a, b, c), edges, strict=True)]
     result = multimm.gemm(alpha, *lazy[:2], c=lazy[2], **flags)
     assert isinstance(result, da.Array)
