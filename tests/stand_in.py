@@ -543,6 +543,37 @@ def fake_cupy() -> ModuleType:
     return module
 
 
+@contextlib.contextmanager
+def captured() -> Iterator[None]:
+    """A graph is captured, the pool empty: `Kernel.ran` has what the graph takes and frees."""
+    held: list[GPUArray] = []
+    cupy, cuda = sys.modules["cupy"], sys.modules["cupy"].cuda
+
+    def allocate(size: int, stream: int) -> int:
+        held.append(gpu(np.full(size, 0x55, "u1")).reshape(-1))
+        Kernel.ran.append(f"take {len(held)}")
+        return held[-1].data.ptr
+
+    def free(address: int, stream: int) -> None:
+        Kernel.ran.append(f"free {1 + [x.data.ptr for x in held].index(address)}")
+
+    def array(shape: tuple[int, ...], dtype: str, memptr: int) -> GPUArray:
+        return memory(memptr, (int(np.prod(shape)),), (1,), dtype).reshape(shape).view(GPUArray)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for holder, name, value in (
+            (cuda.runtime, "streamIsCapturing", lambda stream: True),
+            (cuda.runtime, "mallocAsync", allocate),
+            (cuda.runtime, "freeAsync", free),
+            (cuda, "UnownedMemory", lambda address, *_: address),
+            (cuda, "MemoryPointer", lambda address, _: address),
+            (cupy, "ndarray", array),
+            (cupy, "empty", None),
+        ):
+            patch.setattr(holder, name, value, raising=False)
+        yield
+
+
 def no_memory(*_: object) -> NoReturn:
     """In the place of a `workspace`: as RMM has it; CuPy's error is a kind of this one."""
     raise MemoryError

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from stand_in import GPUArray, Kernel, gpu, laid_out, memory, no_memory, standing_in
+from stand_in import Kernel, captured, gpu, laid_out, no_memory, standing_in
 
 from multimm.gpu import precompile
 from multimm.gpu.emulated import configs
@@ -161,28 +161,12 @@ def test_without_memory_to_pack_in(cupy, monkeypatch, caplog, room):
     assert all("other bits" in sentence for sentence in said)
 
 
-def test_what_a_captured_graph_will_do_depends_on_its_data(cupy, monkeypatch):
-    held, freed = [], []
-
-    def graph_memory(size, stream):
-        held.append(gpu(np.full(size, 0x55, "u1")).reshape(-1))
-        return held[-1].data.ptr
-
-    for name, value in (
-        ("streamIsCapturing", lambda stream: True),
-        ("mallocAsync", graph_memory),
-        ("freeAsync", lambda address, stream: freed.append(address)),
-    ):
-        monkeypatch.setattr(cupy.cuda.runtime, name, value, raising=False)
-    monkeypatch.setattr(cupy, "empty", None)  # the pool's
-    monkeypatch.setattr(cupy.cuda, "UnownedMemory", lambda at, *_: at, raising=False)
-    monkeypatch.setattr(cupy.cuda, "MemoryPointer", lambda at, _: at, raising=False)
-    monkeypatch.setattr(
-        cupy, "ndarray",
-        lambda shape, dtype, memptr: memory(memptr, shape, (1,), dtype).view(GPUArray),
-    )  # fmt: skip
-    x, y = integers(130, 200), integers(200, 70)
-    out = run(gpu(x), gpu(y), gpu(np.zeros((130, 70), "f4")))
+def test_what_a_captured_graph_will_do_depends_on_its_data():
+    x, y, out = integers(130, 200), integers(200, 70), gpu(np.zeros((130, 70), "f4"))
+    with captured():
+        run(gpu(x), gpu(y), out)
     np.testing.assert_array_equal(out, x @ y)
-    assert sorted(freed) == sorted(array.data.ptr for array in held)
+    taken, freed = ([name[5:] for name in Kernel.ran if name[:4] == verb]
+                    for verb in ("take", "free"))  # fmt: skip
+    assert sorted(taken) == sorted(freed) != []
     assert "whenever the graph's data" in last_choice().reason
