@@ -128,6 +128,12 @@ def test_flagged_packed_operands_are_multiplied_as_they_were():
     assert products()[1:] == ["sgemm_ffma lower"]
     assert "operand a has 1 elements that are not finite" in last_choice().reason
     assert launch_cache.product(a, b, "float32") is None, "a promise of what other data may keep"
+    for call, reason in (
+        (lambda: gemm(a, b), "for a reason"),
+        (lambda: gemm(*blocks), "operand a"),
+    ):
+        call()
+        assert last_choice().reason.startswith(reason)
 
 
 def packed_pair(scheme="float32"):
