@@ -1,4 +1,4 @@
-// D = alpha (P0 + P1 + ... + P[count-1]) + beta C        elementwise, float32 or float64
+// D = alpha (P0 + P1 + ... + P[count-1]) + beta C        elementwise, float32
 //
 // The sum is a fixed tree of neighbours, ((P0 + P1) + (P2 + P3)) + P4: the same parts give the
 // same bits, whatever the launch. Each sum and each product is rounded on its own.
@@ -25,14 +25,12 @@
 
 // What AddConfig.defines() sets. An editor, which sees this file alone, gets these.
 #ifdef __CLANGD__
-#define ELEMENT_BYTES 4
 #define CAPACITY 8
 #define VECTOR 4
 #define UNROLL 1
 #define THREADS 256
 #endif
-#if !defined(ELEMENT_BYTES) || !defined(CAPACITY) || !defined(VECTOR) || !defined(UNROLL) || \
-    !defined(THREADS)
+#if !defined(CAPACITY) || !defined(VECTOR) || !defined(UNROLL) || !defined(THREADS)
 #error "parameters must be defined: see AddConfig.defines()"
 #endif
 
@@ -40,25 +38,12 @@
 #include "common/index.cuh"
 #include "common/refused.cuh"
 
-// As in ieee.cuh: a product that no sum is fused with.
-__device__ __forceinline__ double mul_rn(double a, double b) {
-  double d;
-  asm("mul.rn.f64 %0, %1, %2;" : "=d"(d) : "d"(a), "d"(b));
-  return d;
-}
-
-__device__ __forceinline__ bool is_zero(double a) { return a == 0.0; }
-
 // clang-format off
-template <int BYTES> struct ScalarOf;
-template <> struct ScalarOf<4> { using type = float; };
-template <> struct ScalarOf<8> { using type = double; };
 template <int BYTES> struct WordOf;
 template <> struct WordOf<4> { using type = unsigned int; };
 template <> struct WordOf<8> { using type = unsigned long long; };
 template <> struct WordOf<16> { using type = uint4; };
 // clang-format on
-using scalar_t = ScalarOf<ELEMENT_BYTES>::type;
 
 __host__ __device__ constexpr int log2_of(int x) { return x > 1 ? 1 + log2_of(x / 2) : 0; }
 
@@ -68,16 +53,16 @@ constexpr int SPAN = STEP * UNROLL;
 
 static_assert(CAPACITY >= 1 && CAPACITY <= 64 && (CAPACITY & (CAPACITY - 1)) == 0,
               "whole trees; 64 * 24 bytes of parameters, every GPU takes 4096");
-static_assert(VECTOR * ELEMENT_BYTES <= 16 && (VECTOR & (VECTOR - 1)) == 0,
+static_assert(VECTOR * sizeof(float) <= 16 && (VECTOR & (VECTOR - 1)) == 0,
               "one instruction moves 16 bytes, or a power of two of elements below that");
 
 template <int WIDTH>
-struct alignas(WIDTH * ELEMENT_BYTES) Vector {
-  scalar_t at[WIDTH];
+struct alignas(WIDTH * sizeof(float)) Vector {
+  float at[WIDTH];
 };
 
 struct Matrix {
-  scalar_t* first;
+  float* first;
   index_t ld, stride;
 };
 
@@ -90,7 +75,7 @@ struct Place {
   index_t batch, row, col;
 };
 
-__device__ __forceinline__ scalar_t* at(const Matrix& x, const Place& place) {
+__device__ __forceinline__ float* at(const Matrix& x, const Place& place) {
   return x.first + (place.batch * x.stride + place.row * x.ld + place.col);
 }
 
@@ -121,7 +106,7 @@ __device__ __forceinline__ Vector<WIDTH> sum(Vector<WIDTH> x, Vector<WIDTH> y) {
 }
 
 template <int WIDTH>
-__device__ __forceinline__ Vector<WIDTH> scaled(scalar_t factor, Vector<WIDTH> x) {
+__device__ __forceinline__ Vector<WIDTH> scaled(float factor, Vector<WIDTH> x) {
   Vector<WIDTH> s;
 #pragma unroll
   for (int i = 0; i < WIDTH; ++i) s.at[i] = mul_rn(factor, x.at[i]);
@@ -173,8 +158,8 @@ __device__ __forceinline__ Vector<WIDTH> tree(const Parts& parts, int count, con
 
 // WIDTH neighbouring values of D. alpha and beta are the same in all threads.
 template <int WIDTH>
-__device__ __forceinline__ Vector<WIDTH> values(scalar_t alpha, const Parts& parts, int count,
-                                                scalar_t beta, const Matrix& c, const Place& place) {
+__device__ __forceinline__ Vector<WIDTH> values(float alpha, const Parts& parts, int count,
+                                                float beta, const Matrix& c, const Place& place) {
   if (is_zero(beta)) {
     if (is_zero(alpha)) return {};
     return scaled(alpha, tree<WIDTH, CAPACITY>(parts, count, place));
@@ -185,7 +170,7 @@ __device__ __forceinline__ Vector<WIDTH> values(scalar_t alpha, const Parts& par
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    add_partials(index_t cols, scalar_t alpha, scalar_t beta, index_t count, Parts parts, Matrix c,
+    add_partials(index_t cols, float alpha, float beta, index_t count, Parts parts, Matrix c,
                  Matrix d
 #ifdef GUARDED  // needed only if packing finds that REFUSED is the way: common/refused.cuh
                  ,

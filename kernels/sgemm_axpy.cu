@@ -34,7 +34,7 @@
 // Cost, per word of X: COLS fma, 1 / CELLS shared reads of COLS words (not WIDE: 1), COLS / WIDTH
 // words of Y from L2. A thread has CELLS * UNROLL words on their way.
 
-// What AxpyConfig.defines() and the launcher set. An editor, which sees this file alone, gets:
+// What axpy_config() and the launcher set. An editor, which sees this file alone, gets:
 #ifdef __CLANGD__
 #define COLS 8
 #define WIDTH 32
@@ -48,10 +48,10 @@
 #define TURNED 0
 #endif
 #if !defined(COLS) || !defined(WIDTH) || !defined(WARPS) || !defined(CELLS) || !defined(UNROLL)
-#error "COLS, WIDTH, WARPS, CELLS and UNROLL must be defined: see AxpyConfig.defines()"
+#error "COLS, WIDTH, WARPS, CELLS and UNROLL must be defined: see axpy_config()"
 #endif
 #if !defined(MIN_BLOCKS) || !defined(WIDE)
-#error "MIN_BLOCKS and WIDE must be defined: see AxpyConfig.defines()"
+#error "MIN_BLOCKS and WIDE must be defined: see axpy_config()"
 #endif
 #if !defined(TRANS_A) || !defined(TRANS_B) || !defined(TURNED)
 #error "TRANS_A, TRANS_B and TURNED must be defined: 1 or 0"

@@ -32,7 +32,7 @@
 //
 // Cost, per word of X: COLS fma, COLS / ROWS shared reads, COLS / BLOCK_ROWS words of Y from L2.
 
-// What DotConfig.defines() and the launcher set. An editor, which sees this file alone, gets these.
+// What dot_config() and the launcher set. An editor, which sees this file alone, gets these.
 #ifdef __CLANGD__
 #define COLS 8
 #define ROWS 4
@@ -45,10 +45,10 @@
 #define TURNED 0
 #endif
 #if !defined(COLS) || !defined(ROWS) || !defined(WARPS) || !defined(WARPS_K) || !defined(UNROLL)
-#error "COLS, ROWS, WARPS, WARPS_K and UNROLL must be defined: see DotConfig.defines()"
+#error "COLS, ROWS, WARPS, WARPS_K and UNROLL must be defined: see dot_config()"
 #endif
 #if !defined(MIN_BLOCKS) || !defined(TRANS_A) || !defined(TRANS_B) || !defined(TURNED)
-#error "MIN_BLOCKS, TRANS_A, TRANS_B and TURNED must be defined: see DotConfig.defines()"
+#error "MIN_BLOCKS, TRANS_A, TRANS_B and TURNED must be defined: see dot_config()"
 #endif
 
 constexpr int THREADS = WARPS * 32;

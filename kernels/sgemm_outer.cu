@@ -32,7 +32,7 @@
 //
 // Cost, per value of D: k fma, k / 16 shared reads of a word, 4 bytes stored.
 
-// What OuterConfig.defines() and the launcher set. An editor, which sees this file alone, gets:
+// What outer_config() and the launcher set. An editor, which sees this file alone, gets:
 #ifdef __CLANGD__
 #define THIN 8
 #define BLOCK_ROWS 128
@@ -40,7 +40,7 @@
 #define TRANS_B 0
 #endif
 #if !defined(THIN) || !defined(BLOCK_ROWS) || !defined(TRANS_A) || !defined(TRANS_B)
-#error "THIN, BLOCK_ROWS, TRANS_A and TRANS_B must be defined: see OuterConfig.defines()"
+#error "THIN, BLOCK_ROWS, TRANS_A and TRANS_B must be defined: see outer_config()"
 #endif
 
 #include "common/ieee.cuh"

@@ -15,8 +15,8 @@ from multimm.gpu import requested_dtype
 from multimm.gpu.dtypes import result_dtype
 from multimm.gpu.emulated.packed import check_promise
 from multimm.gpu.kernel_selection import Precision, check_precision
+from multimm.gpu.problem import check_beta
 from multimm.gpu.runtime import launch_cache
-from multimm.gpu.validate import check_beta
 from multimm.graph.tasks import multiply
 from multimm.operands import Array, Planned, Transposed, as_array, is_dask, plain_scalar
 from multimm.planning.hardware import ClusterSpec

@@ -12,9 +12,8 @@ import inspect
 import logging
 import sys
 import threading
-import types
-from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -61,25 +60,6 @@ class Session:
             )
         PATCH.acquire()
         return cls(SESSION.get())
-
-    @classmethod
-    @contextmanager
-    def opened(cls) -> Iterator[Session]:
-        """A session for one call of a function, all of whose steps are inside."""
-        session = cls.begin()
-        try:
-            yield session
-        finally:
-            session.close()
-
-    @contextmanager
-    def inside(self) -> Iterator[None]:
-        """Run a step of a function in this session."""
-        token = SESSION.set(self)
-        try:
-            yield
-        finally:
-            SESSION.reset(token)
 
     def note(self, call: Call, *, taken: bool) -> None:
         """Report a call, here and in the sessions around."""
@@ -170,7 +150,25 @@ class Acceleration(AbstractContextManager[Report]):
 
     def __call__(self, func: Any) -> Any:
         """The function, each of whose calls is inside."""
-        return decorated(func)
+        if isinstance(func, classmethod | staticmethod):
+            return type(func)(self(func.__func__))
+        steps = inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func)
+        if isinstance(func, type) or steps or not callable(func):
+            name = "multimm.accelerate()"
+            raise OptionError(
+                f"@{name} decorates functions, coroutine functions and methods, got {func!r}: "
+                f"decorate the methods of a class, or what a generator calls, or use `with {name}:`"
+            )
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            with Acceleration():
+                return func(*args, **kwargs)
+
+        async def coroutine(*args: Any, **kwargs: Any) -> Any:
+            with Acceleration():
+                return await func(*args, **kwargs)
+
+        return wraps(func)(coroutine if inspect.iscoroutinefunction(func) else function)
 
 
 def accelerate() -> Acceleration:
@@ -189,9 +187,8 @@ def accelerate() -> Acceleration:
     inside. Sessions nest, and Dask is as before when the last one has ended, by an exception
     too.
 
-    Also a decorator, ``@multimm.accelerate()``, of functions, methods, coroutine functions and
-    generators: of a generator that is suspended, the caller is not affected. (He is by a ``with``
-    inside of one: Python has one context for both.)
+    Also a decorator, ``@multimm.accelerate()``, of functions, methods and coroutine functions. A
+    generator shares the context of its caller: in one, put the ``with`` around each step.
 
     Returns
     -------
@@ -205,7 +202,7 @@ def accelerate() -> Acceleration:
     ArrayTypeError
         On entering, with Dask's array query planning switched on.
     OptionError
-        As a decorator of a class.
+        As a decorator of a class, or of a generator function.
 
     Notes
     -----
@@ -239,114 +236,6 @@ def accelerate() -> Acceleration:
       einsum of 4x3 float64: no product of matrices: one operand
     """
     return Acceleration()
-
-
-def decorated(func: Any) -> Any:
-    """A function that does the same as another one, in a session of its own for each call.
-
-    A generator or a coroutine runs in steps, and between two of them its caller does. So the
-    session is entered for each step, and stays open until the last one.
-
-    Raises
-    ------
-    OptionError
-        For a class, and for what cannot be called.
-    """
-    if isinstance(func, classmethod | staticmethod):
-        return type(func)(decorated(func.__func__))
-    if isinstance(func, type) or not callable(func):
-        name = "multimm.accelerate()"
-        raise OptionError(
-            f"@{name} decorates functions and methods, got {func!r}: decorate the methods of a "
-            f"class, or use `with {name}:` inside"
-        )
-    kinds = (
-        (inspect.iscoroutinefunction, _coroutine_function),
-        (inspect.isasyncgenfunction, _async_generator_function),
-        (inspect.isgeneratorfunction, _generator_function),
-    )
-    made = next((make for is_one, make in kinds if is_one(func)), _function)
-    return wraps(func)(made(func))
-
-
-def _function(func: Function) -> Function:
-    """What it returns runs inside, too, if it runs in steps."""
-
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        with Session.opened() as session, session.inside():
-            made = func(*args, **kwargs)
-        kinds = (
-            (inspect.iscoroutine, _coroutine_function),
-            (inspect.isasyncgen, _async_generator_function),
-            (inspect.isgenerator, _generator_function),
-        )
-        return next((make(lambda: made)() for is_one, make in kinds if is_one(made)), made)
-
-    return wrapper
-
-
-def _coroutine_function(func: Function) -> Function:
-    async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        with Session.opened() as session:
-            return await _awaited(func(*args, **kwargs), session)
-
-    return wrapper
-
-
-def _generator_function(func: Function) -> Function:
-    """The session of each generator begins with its first step."""
-
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        with Session.opened() as session:
-            return (yield from _steps(func(*args, **kwargs), session))
-
-    return wrapper
-
-
-def _async_generator_function(func: Function) -> Function:
-    async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        with Session.opened() as session:
-            inner = func(*args, **kwargs)
-            step = inner.asend(None)
-            while True:
-                try:
-                    out = await _awaited(step, session)
-                except StopAsyncIteration:
-                    return
-                try:
-                    step = inner.asend((yield out))
-                except GeneratorExit:
-                    await _awaited(inner.aclose(), session)
-                    raise
-                except BaseException as error:  # thrown in: the function may catch it
-                    step = inner.athrow(error)
-
-    return wrapper
-
-
-def _steps(inner: Any, session: Session) -> Generator[Any, Any, Any]:
-    """What a generator or a coroutine yields, takes and returns, each step inside."""
-    step = partial(inner.send, None)
-    while True:
-        try:
-            with session.inside():
-                out = step()
-        except StopIteration as stop:
-            return stop.value
-        try:
-            step = partial(inner.send, (yield out))
-        except GeneratorExit:
-            with session.inside():
-                inner.close()
-            raise
-        except BaseException as error:  # thrown in: the function may catch it
-            step = partial(inner.throw, error)
-
-
-@types.coroutine
-def _awaited(inner: Any, session: Session) -> Generator[Any, Any, Any]:
-    """The result of a coroutine, or of a step of an asynchronous generator."""
-    return (yield from _steps(inner, session))
 
 
 def accelerated() -> Session | None:

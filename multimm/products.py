@@ -17,7 +17,7 @@ from multimm.gpu import requested_dtype
 from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, on_devices, result_dtype
 from multimm.gpu.integers.gemm import TENSOR_CORES, format_of
 from multimm.gpu.kernel_selection import Precision
-from multimm.gpu.validate import check_beta
+from multimm.gpu.problem import check_beta
 from multimm.graph.array import build
 from multimm.graph.data_location import (
     block_keys,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -31,14 +30,3 @@ def _referents(x: Any) -> Iterator[Any]:
         yield from (*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values())
     elif not isinstance(x, ModuleType | type):
         yield from gc.get_referents(x)
-
-
-def slowly(read: Callable[..., Any]) -> Callable[..., Any]:
-    """A reader that takes a while to go on: others come in between, unless they are locked out."""
-
-    def read_and_wait(where: Any) -> Any:
-        before = read(where)
-        time.sleep(0.02)
-        return before
-
-    return read_and_wait

@@ -14,7 +14,7 @@ import pytest
 
 import multimm
 from multimm.errors import ArrayTypeError, DTypeError, MultimmError, OptionError, ShapeError
-from multimm.gpu.validate import product_shape
+from multimm.gpu.problem import product_shape
 from multimm.planning.problem import Problem
 from multimm.planning.spec import MatrixSpec
 from multimm.shapes import check_operands

@@ -17,7 +17,7 @@ from multimm.gpu import complex_gemm, library_gemm, product
 from multimm.gpu.complex_gemm import gemm, takes
 from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, result_dtype
 from multimm.gpu.kernel_selection import PRECISIONS
-from multimm.gpu.runtime import launch
+from multimm.gpu.runtime import launch, workspace
 from multimm.graph.lowering import symmetric
 from multimm.graph.tasks import multiply
 from multimm.graph.tasks.multiply import Step
@@ -336,7 +336,7 @@ def test_what_stays_with_the_library_is_conjugated():
 
 
 def test_without_memory_for_the_squares_the_library_multiplies(monkeypatch, caplog):
-    monkeypatch.setattr(complex_gemm, "workspace", no_memory)
+    monkeypatch.setattr(workspace, "workspace", no_memory)
     a, b, c = gaussian((4, 6), 1), gaussian((6, 5), 2), gaussian((4, 5), 3)
     found = gemm(gpu(a), gpu(b), conj_a=True, alpha=2j, beta=1, c=gpu(c))
     np.testing.assert_array_equal(found, 2j * (a.conj() @ b) + c)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import logging
 import operator
 import pickle
@@ -492,82 +491,6 @@ def test_functions_that_are_kept_do_what_dask_does_and_travel_to_other_processes
     np.testing.assert_array_equal(copy(x, x.T).compute(), (x @ x.T).compute())
 
 
-# A decorator of functions that run in steps ---------------------------------------------
-
-
-def products_of(x):
-    """A generator that tells whether its products are taken, and answers what it is sent."""
-    sent = yield ours(x @ x.T)
-    try:
-        sent = yield sent, ours(x @ x.T)
-    except ValueError as error:
-        yield str(error), ours(x @ x.T)
-    return sent, ours(x @ x.T)
-
-
-@pytest.mark.parametrize("made", [products_of, lambda x: products_of(x)])
-def test_of_a_generator_its_own_products_are_taken_and_not_its_callers(x, made):
-    steps = multimm.accelerate()(made)(x)
-    assert untouched()
-    assert next(steps)
-    assert not ours(x @ x.T)
-    assert steps.send("sent") == ("sent", True)
-    assert not ours(x @ x.T)
-    with pytest.raises(StopIteration) as stopped:
-        steps.send("last")
-    assert stopped.value.value == ("last", True)
-    assert untouched()
-
-
-def test_a_generator_is_thrown_into_closed_and_dropped(x):
-    generator = multimm.accelerate()(products_of)
-    steps = generator(x)
-    next(steps), next(steps)
-    assert steps.throw(ValueError("thrown")) == ("thrown", True)
-    steps.close()
-    assert untouched()
-    steps = generator(x)
-    next(steps)
-    with pytest.raises(KeyError):
-        steps.throw(KeyError("not caught"))
-    assert untouched()
-    steps = generator(x)
-    next(steps)
-    del steps
-    assert untouched()
-
-    @multimm.accelerate()
-    def closing():
-        try:
-            yield
-        finally:
-            closed.append(ours(x @ x.T))
-
-    closed = []
-    steps = closing()
-    next(steps)
-    steps.close()
-    assert closed == [True]
-
-
-def test_two_generators_take_turns(x):
-    @multimm.accelerate()
-    def accelerated():
-        while True:
-            yield ours(x @ x.T)
-
-    def plain():
-        while True:
-            yield ours(x @ x.T)
-
-    first, second, third = accelerated(), plain(), accelerated()
-    for _ in range(3):
-        assert (next(first), next(second), next(third)) == (True, False, True)
-    first.close()
-    assert next(third)
-    third.close()
-
-
 def test_as_a_decorator_of_a_coroutine_function(x):
     async def child():
         await asyncio.sleep(0)
@@ -590,53 +513,13 @@ def test_as_a_decorator_of_a_coroutine_function(x):
             await asyncio.sleep(0)
         with pytest.raises(KeyError):
             await coroutine(fails=True)
-        halted = coroutine()
-        halted.send(None)  # somebody else's loop runs it step by step
-        seen.append(ours(x @ x.T))
-        halted.close()
-        return await task, await coroutine(), seen
+        return await task, await coroutine(), [*seen, ours(x @ x.T)]
 
     first, second, seen = asyncio.run(main())
     assert first == second == [True] * 4
     assert len(seen) > 2
     assert not any(seen)
     assert asyncio.iscoroutinefunction(coroutine)
-
-
-def test_as_a_decorator_of_an_asynchronous_generator(x):
-    @multimm.accelerate()
-    async def generator():
-        sent = None
-        try:
-            while True:
-                await asyncio.sleep(0)
-                try:
-                    sent = yield sent, ours(x @ x.T)
-                except ValueError as error:
-                    sent = str(error)
-        finally:
-            closed.append(ours(x @ x.T))
-
-    closed = []
-
-    async def main():
-        steps = generator()
-        found = [
-            await anext(steps),
-            await steps.asend("sent"),
-            await steps.athrow(ValueError("no")),
-        ]
-        plain = ours(x @ x.T)
-        await steps.aclose()
-        first = await anext(generator())
-        return found, plain, first
-
-    found, plain, first = asyncio.run(main())
-    assert found == [(None, True), ("sent", True), ("no", True)]
-    assert not plain
-    assert first == (None, True)
-    assert closed == [True, True]
-    assert inspect.isasyncgenfunction(generator)
 
 
 def test_as_a_decorator_of_methods_and_partial_functions(x):
@@ -665,20 +548,23 @@ def test_as_a_decorator_of_methods_and_partial_functions(x):
         def __call__(self):
             return ours(x @ x.T)
 
-    async def coroutine(y):
-        await asyncio.sleep(0)
-        return ours(y @ y.T)
-
     assert Model.above() == Model().above() == Model.below() == Model().method() == (Model, True)
     assert Model.static()
     assert Model()()
     assert Model.method.__doc__ == "What it says."
     assert multimm.accelerate()(functools.partial(lambda y: ours(y @ y.T), x))()
-    assert asyncio.run(multimm.accelerate()(functools.partial(coroutine, x))())
     assert multimm.accelerate()(Model())()
 
 
-@pytest.mark.parametrize("thing", [dict, property(lambda self: None), 7])
+def steps():
+    yield
+
+
+async def steps_to_await():
+    yield
+
+
+@pytest.mark.parametrize("thing", [dict, property(lambda self: None), 7, steps, steps_to_await])
 def test_what_is_no_function_is_no_place_for_the_decorator(thing):
     with pytest.raises(OptionError, match=r"multimm\.accelerate\(\) decorates functions") as info:
         multimm.accelerate()(thing)

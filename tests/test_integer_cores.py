@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from functools import partial
 from math import ceil
 
 import numpy as np
 import pytest
-from cuda_on_cpu.integers import integer_tiles
-from stand_in import LAYOUTS, below, gpu, laid_out, memory, standing_in
+from stand_in import LAYOUTS, Kernel, gpu, laid_out, standing_in
 
 from multimm.gpu import last_choice
-from multimm.gpu.arch import ARCHITECTURES, limits_for, tiles_of
+from multimm.gpu.arch import ARCHITECTURES, limits_for
 from multimm.gpu.integers import in_bytes, tensor_cores
 from multimm.gpu.integers.tensor_cores import config_for, plan_for
 from multimm.gpu.kernel_selection import SPLIT, Choice
@@ -24,81 +21,14 @@ SLAB = 64
 BYTES = "FP16 carries the bytes of integers of 16 bits"
 
 
-class Emulated:
-    """integer_pack.cu, and sgemm_split.cu with INTEGER."""
-
-    launches: list
-
-    def __init__(self, device, file, entry, defines, *, shared_bytes=0, specific=False):
-        assert device == 0
-        self.entry, self.defines, self.shared_bytes = entry, dict(defines), shared_bytes
-        assert specific == (entry == "sgemm_split")
-
-    def __call__(self, grid, block, args, *, shared_mem=0):
-        assert shared_mem == self.shared_bytes
-        assert 1 <= grid[0] < 2**31
-        Emulated.launches.append((self.entry, grid, args))
-        getattr(self, self.entry)(grid[0], *args)
-
-    def integer_pack(self, blocks, pointer, ld, rows, k, along_k, wide, tiles):
-        kind = f"{'i' if self.defines['SIGNED'] else 'u'}{self.defines['BYTES']}"
-        item = np.dtype(kind).itemsize
-        lines = rows if along_k else k
-        aligned = pointer % (4 * item) == 0 and (lines == 1 or ld % 4 == 0)
-        assert aligned if wide else True
-        steps = (ld, 1) if along_k else (1, ld)
-        packed = integer_tiles(memory(pointer, (rows, k), steps, kind))
-        assert blocks == packed.size // SLAB**2
-        memory(tiles, packed.shape, (1,), "f2")[...] = packed
-
-    def sgemm_split(self, blocks, m, n, slabs, step, alpha, beta, a, ea, b, eb, c, ldc, p, ldp, d,
-                    ldd, stride, counts, promote, as_float):  # fmt: skip
-        assert (alpha, beta, ea, eb, c, ldc, counts) == (1, 0, 0, 0, 0, 0, 0)
-        left, right = (_unpacked(at, rows, slabs) for at, rows in ((a, m), (b, n)))
-        lower, tile_n = "LOWER" in self.defines, self.defines["TILE_N"]
-        slices = ceil(slabs / step) if step else 1
-        assert blocks <= min(132, tiles_of(m, n, 128, tile_n, lower) * slices)
-        for i in range(slices):
-            first, last = (i * step, min(slabs, (i + 1) * step)) if step else (0, slabs)
-            total = np.zeros((m, n), np.int64)
-            for at in range(first, last, promote):
-                k = slice(at * SLAB, min(last, at + promote) * SLAB)
-                assert (np.abs(left[:, k]) @ np.abs(right[:, k]).T).max() <= 2**24
-                total += (left[:, k] @ right[:, k].T).astype(np.int64)
-            if p:
-                total += memory(p, (m, n), (ldp, 1), "i4")
-            total = total.astype(np.int32)
-            to = memory(d + i * stride * 4, (m, n), (ldd, 1), "f4" if as_float else "i4")
-            where = below(m, n, 128, tile_n) if lower else True
-            np.copyto(to, total.astype(to.dtype), where=where)
-
-
-def _unpacked(tiles, rows, slabs):
-    """Rows along k, from the tiles at an address."""
-    panels = -(-rows // 128) * 2
-    held = memory(tiles, (panels * slabs * SLAB * SLAB,), (1,), "f2")
-    held = held.reshape(panels, slabs, SLAB, 8, 8)
-    row, piece = np.ogrid[:SLAB, :8]
-    plain = held[:, :, row, piece ^ row % 8]
-    return plain.transpose(0, 2, 1, 3, 4).reshape(panels * SLAB, -1)[:rows].astype(np.float64)
-
-
 @pytest.fixture(autouse=True)
-def emulated(monkeypatch):
-    Emulated.launches = []
+def cupy():
     with standing_in():
-        cupy = sys.modules["cupy"]
-        for name in ("add", "tri", "where", "zeros", "matmul"):
-            monkeypatch.setattr(cupy, name, getattr(np, name), raising=False)
-        monkeypatch.setattr(
-            cupy, "broadcast_to", partial(np.broadcast_to, subok=True), raising=False
-        )
-        monkeypatch.setattr(tensor_cores, "kernel_for", Emulated)
         yield
 
 
 def of(entry):
-    return [args for name, _, args in Emulated.launches if name == entry]
+    return [args for kernel, _, _, args in Kernel.launches if kernel.name == entry]
 
 
 def numbers(shape, dtype, seed=0, most=None):
@@ -170,10 +100,10 @@ def test_long_sums_are_cut_where_int32_ends(monkeypatch):
     """Also into stretches, so that packed operands are not all there at a time."""
     x, y = np.full((3, 300_000), -128, "i1"), np.full((300_000, 2), -128, "i1")
     for sums in ("int64", "float64"):
-        Emulated.launches = []
+        Kernel.forget()
         same(product(x, y, sums=sums), np.full((3, 2), 300_000 * 2**14), sums)
         assert len(of("integer_pack")) == 2 * ceil(300_000 / 131_008)
-    Emulated.launches = []
+    Kernel.forget()
     monkeypatch.setattr(tensor_cores, "stretch_of", lambda m, n, k: 128 * 900)
     same(product(x, y), np.full((3, 2), 300_000 * 2**14).astype("i4"), "i4")
     same(product(x, y, partial=gpu(np.full((3, 2), 5, "i4"))),
@@ -194,7 +124,7 @@ def test_stacks_of_large_matrices_one_by_one_and_of_small_ones_by_a_library(monk
     x, y = numbers((2, 1, 20, 90), "int8"), numbers((3, 90, 30), "uint8", 1)
     whole = x.astype("i8") @ y.astype("i8")
     same(product(x, y), whole, "i4")
-    assert not Emulated.launches
+    assert not Kernel.launches
     monkeypatch.setattr(tensor_cores, "ALONE", 0)
     same(product(x, y), whole, "i4")
     same(product(x, y, dtype="float32"), whole, "f4")
@@ -205,22 +135,22 @@ def test_stacks_of_large_matrices_one_by_one_and_of_small_ones_by_a_library(monk
 
 def test_numbers_that_fp16_does_not_carry_go_elsewhere():
     for most, there in ((512, True), (2048, False), (2049, False)):
-        Emulated.launches = []
+        Kernel.forget()
         x, y = numbers((60, 300), "int16", most=most), numbers((300, 50), "int16", 1, most=most)
         x[0, 0] = y[0, 0] = most
         same(product(x, y), x.astype("i8") @ y.astype("i8"), "i4")
-        assert bool(Emulated.launches) == there
+        assert bool(Kernel.launches) == there
     x, y = numbers((60, 300), "int16", most=2048), numbers((300, 50), "int8")
     same(product(x, y), x.astype("i8") @ y, "i4")
     assert of("sgemm_split")[-1][-2] == 1  # every slab
-    Emulated.launches = []
+    Kernel.forget()
     wide = numbers((60, 300), "int32", most=3)
     same(
         product(wide, numbers((300, 50), "int8")),
         wide.astype("i8") @ numbers((300, 50), "int8"),
         "i4",
     )
-    assert not Emulated.launches
+    assert not Kernel.launches
 
 
 @pytest.mark.parametrize("sums", ["int16", "int32", "uint32", "int64", "uint64", "float64"])
@@ -252,7 +182,7 @@ def test_bytes_of_operands_as_they_lie(monkeypatch, trans):
 def test_what_fp16_carries_beside_bytes_stays_whole(monkeypatch):
     monkeypatch.setattr(in_bytes, "LARGE", 0)
     for most, products in ((1028, 2), (1029, 4)):
-        Emulated.launches = []
+        Kernel.forget()
         x, y = numbers((40, 130), "int16", most=most), numbers((130, 33), "int16", 1)
         x[0, 0] = most
         same(product(x, y, sums="int64"), x.astype("i8") @ y, "i8")
@@ -270,7 +200,7 @@ def test_half_of_a_symmetric_product_of_bytes(monkeypatch):
 def test_small_products_of_large_numbers_are_float64s():
     x, y = numbers((60, 300), "int16"), numbers((300, 50), "int16", 1)
     same(product(x, y, sums="int64"), x.astype("i8") @ y, "i8")
-    assert not Emulated.launches
+    assert not Kernel.launches
 
 
 @pytest.mark.parametrize("trans", [(False, True), (True, False)])

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import functools
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import stand_in
 from hypothesis import given
 from hypothesis import strategies as st
-from stand_in import LAYOUTS, GPUArray, laid_out, memory, no_memory, standing_in
+from stand_in import LAYOUTS, GPUArray, captured, laid_out, no_memory, standing_in
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, ShapeError
 from multimm.gpu import product
 from multimm.gpu.emulated.configs import SPLIT_REGISTRY
 from multimm.gpu.kernel_selection import FFMA, Choice, last_choice
-from multimm.gpu.runtime import launch as runtime_launch
 from multimm.gpu.runtime import launch_cache
 from multimm.gpu.simt import gemm as simt_gemm
 from multimm.gpu.simt import split_k, thin
@@ -29,74 +27,11 @@ from multimm.gpu.simt import split_k, thin
 ieee = functools.partial(product.gemm, precision="ieee")
 
 
-class Kernel(stand_in.Kernel):
-    """What kernels/sgemm_ffma.cu, sgemm_dot.cu, sgemm_axpy.cu and sgemm_outer.cu compute."""
-
-    def __call__(self, grid, block, args, shared_mem=0):
-        if self.name == "add_partials":
-            super().__call__(grid, block, args)
-            return
-        stand_in.Kernel.launches.append((self, grid, block, args))
-        assert all(isinstance(value, int | np.float32) for value in args)
-        assert 1 <= grid[0] < 2**31
-        assert grid[1] == 1
-        assert 1 <= grid[2] <= 65535
-        if self.name != "sgemm_ffma":
-            self.check_thin(grid[0], block, shared_mem, *args[:3])
-        for z in range(grid[2]):
-            self.multiply(z, *args)
-
-    def check_thin(self, blocks, block, shared_mem, m, n, k):
-        d = self.defines
-        assert block == (256 if self.name == "sgemm_outer" else 32 * d["WARPS"], 1, 1)
-        assert bool(shared_mem) == (self.name == "sgemm_axpy")
-        if self.name == "sgemm_outer":
-            assert k <= d["THIN"]
-            assert blocks == -(-m // d["BLOCK_ROWS"]) * -(-n // 121)
-            return
-        side, few = (n, m) if d["TURNED"] else (m, n)
-        span = d["WIDTH"] if "WIDTH" in d else d["WARPS"] // d["WARPS_K"] * d["ROWS"]
-        assert few <= d["COLS"]
-        assert blocks == -(-side // span)
-        along_k = d["TRANS_B"] if d["TURNED"] else not d["TRANS_A"]
-        assert self.name == ("sgemm_dot" if along_k else "sgemm_axpy")
-
-    def wide(self, operand):
-        """Elements that are read at once."""
-        d, name = self.defines, "ABCPD"[operand]
-        if self.name != "sgemm_ffma":
-            return d["CELLS"] if d.get("WIDE") and name == "AB"[d["TURNED"]] else 1
-        return 4 if operand < 2 and d[f"WIDE_{name}"] else 1
-
-    def multiply(self, z, m, n, k, k_step, alpha, beta, *operands):
-        d = self.defines
-
-        def at(operand, height, width):
-            pointer, ld, stride = (int(x) for x in operands[3 * operand : 3 * operand + 3])
-            cells = self.wide(operand)
-            assert not any(x % cells for x in (pointer // 4, ld, stride, width))
-            assert pointer % (4 * cells) == 0
-            return memory(pointer + z * stride * 4, (height, width), (ld, 1), "f4")
-
-        k = min(k_step, k - z * k_step) if k_step else k
-        a = at(0, k, m).T if d["TRANS_A"] else at(0, m, k)
-        b = at(1, n, k).T if d["TRANS_B"] else at(1, k, n)
-        total = a @ b if alpha != 0 else np.zeros((m, n), np.float32)
-        if operands[9] and alpha != 0:
-            total = total + at(3, m, n)
-        total = alpha * total
-        total = total + beta * at(2, m, n) if operands[6] and beta != 0 else total
-        at(4, m, n)[...] = total
-
-
 @pytest.fixture(autouse=True, scope="module")
 def cupy():
-    """The stand-in, for as long as this file's tests run; the kernel cache forgets it after."""
-    with standing_in(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime_launch, "_loaded", lambda text, entry, *_: Kernel(text, entry))
-        runtime_launch.device_of.cache_clear()
+    """The stand-in, for as long as this file's tests run."""
+    with standing_in():
         yield sys.modules["cupy"]
-    runtime_launch.device_of.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -172,53 +107,27 @@ def test_without_memory_for_slices_the_product_is_made_in_one_piece(
     assert caplog.text.count("runs in one piece, slower and with other bits") == 2
 
 
-def test_slices_of_a_captured_product_live_in_memory_of_the_graph(launches, monkeypatch, cupy):
+def test_slices_of_a_captured_product_live_in_memory_of_the_graph():
     """The pool may give its memory to others while the graph is still replayed."""
-    room = np.full(2**18, np.nan, np.float32)
-    address, events = room.__array_interface__["data"][0], []
-
-    def allocate(size, stream):
-        assert size <= room.nbytes
-        events.append(("allocated", size, stream))
-        return address
-
-    def array(shape, dtype, memptr):
-        return room[: np.prod(shape)].reshape(shape).view(GPUArray)
-
-    cuda = cupy.cuda
-    for holder, name, value in (
-        (cuda.runtime, "streamIsCapturing", lambda stream: stream == 99),
-        (cuda.runtime, "mallocAsync", allocate),
-        (cuda.runtime, "freeAsync", lambda *freed: events.append((len(launches), *freed))),
-        (cuda, "get_current_stream", lambda: SimpleNamespace(ptr=99)),
-        (cuda, "UnownedMemory", lambda pointer, size, owner, device: (pointer, size)),
-        (cuda, "MemoryPointer", lambda owned, offset: owned),
-        (cupy, "ndarray", array),
-    ):
-        monkeypatch.setattr(holder, name, value, raising=False)
-    a, b = integers(1, (40, 5000)), integers(2, (5000, 30))
-    out = ieee(a, b)
+    a, b, out = integers(1, (40, 5000)), integers(2, (5000, 30)), integers(3, (40, 30))
+    stand_in.Kernel.forget()
+    with captured():
+        ieee(a, b, out=out)
     np.testing.assert_array_equal(np.asarray(out), np.asarray(a) @ np.asarray(b))
-    (first, size, stream), freed = events  # to decide nothing was allocated
-    assert (first, stream) == ("allocated", 99)
-    (_, grid, _, _), (add, _, _, args) = launches
-    assert size >= 4 * 40 * 30 * grid[2]
-    assert add.name == "add_partials"
-    assert np.frombuffer(args[4].tobytes(), np.uint64)[0] == address
-    assert freed == (2, address, 99)
+    assert stand_in.Kernel.ran == ["take 1", "sgemm_ffma", "add_partials", "free 1"]
 
 
-def test_copies_are_refused_where_a_graph_is_captured(launches, monkeypatch, cupy):
-    monkeypatch.setattr(cupy.cuda.runtime, "streamIsCapturing", lambda stream: True)
-    a, b = integers(1, (5, 7)), integers(2, (7, 3))
-    with pytest.raises(
-        KernelError, match=r"\(5, 7\) with strides \(28, -4\) is copied first, into"
-    ):
-        ieee(integers(1, (5, 7), "reversed"), b)
-    with pytest.raises(KernelError, match="pass an array with contiguous rows"):
-        ieee(a, b, beta=1, c=integers(3, (5, 3), "F"))
-    assert launches == []
-    ieee(integers(1, (5, 7), "F"), b)
+def test_copies_are_refused_where_a_graph_is_captured(launches):
+    a, b, out = integers(1, (5, 7)), integers(2, (7, 3)), integers(3, (5, 3))
+    with captured():
+        with pytest.raises(
+            KernelError, match=r"\(5, 7\) with strides \(28, -4\) is copied first, into"
+        ):
+            ieee(integers(1, (5, 7), "reversed"), b, out=out)
+        with pytest.raises(KernelError, match="pass an array with contiguous rows"):
+            ieee(a, b, beta=1, c=integers(3, (5, 3), "F"), out=out)
+        assert launches == []
+        ieee(integers(1, (5, 7), "F"), b, out=out)
 
 
 @pytest.mark.parametrize(("m", "n"), [(0, 3), (3, 0)])

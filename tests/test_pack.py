@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import pickle
 import re
@@ -16,8 +15,8 @@ import pytest
 from cuda_on_cpu.packing import numbers, places
 from hypothesis import given
 from hypothesis import strategies as st
-from pack_reference import joined, pack_reference, split, swizzled
-from stand_in import LAYOUTS, GPUArray, fake_cupy, gpu, laid_out, memory
+from pack_reference import joined, pack_reference, split
+from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, memory, standing_in
 
 import multimm
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
@@ -31,7 +30,6 @@ from multimm.gpu.emulated.pack import (
     held_on,
     pack,
     pack_defines,
-    pack_shared_bytes,
     prepared,
     source_of,
 )
@@ -39,108 +37,13 @@ from multimm.gpu.emulated.packed import PackedBlock, check_pair
 from multimm.gpu.runtime.jit import compile_text
 from multimm.gpu.runtime.kernel_source import kernel_text
 
-
-class Kernel:
-    """What split_pack.cu and split_unpack.cu compute, from the arguments of a launch."""
-
-    def __init__(self, entry: str, defines: tuple[tuple[str, int], ...]):
-        self.entry, self.defines = entry, dict(defines)
-
-    def __call__(self, grid, block, args, shared_mem=0):
-        launches.append((self.entry, grid, args))
-        assert block == (256, 1, 1)
-        assert shared_mem == (pack_shared_bytes(6) if self.entry == "split_pack" else 0)
-        assert 1 <= grid[0] < 2**31
-        getattr(self, self.entry)(grid[0], *args)
-
-    def split_pack(self, tasks, struct, stage, patience, exact):
-        assert stage in range(3)
-        assert exact in range(2)
-        assert patience == emulated_pack.PATIENCE
-        for members in np.frombuffer(struct.tobytes(), np.uint64).reshape(2, -1):
-            tasks -= self.pack_one(stage, *map(int, members)) if members.any() else 0
-        assert tasks == 0
-
-    def pack_one(self, stage, x, ld, rows, k, along_k, wide, run, tiles, exponents, maxima, arrived,
-                 flags, residual_at, residuals):  # fmt: skip
-        slabs, panels = -(-k // 64), -(-rows // 128) * 2
-        blocks = -(-slabs // run)
-        if not slabs * panels:
-            return 0
-        assert all(address % 8 == 0 for address in (flags, residual_at))
-        lines, width = (rows, k) if along_k else (k, rows)
-        assert not wide or (x % 16 == 0 and (lines == 1 or ld % 4 == 0))
-        given = memory(x, (lines, width), (ld, 1), "f4")
-        result = pack_reference(given if along_k else given.T, self.defines["PARTS"])
-        left = memory(maxima, (panels * 64,), (1,), "u4")
-        assert not memory(arrived, (panels * 64,), (1,), "u4").any()
-        assert left.any() == (stage == 2)
-        left[...] = 1
-        if stage == 1:
-            return panels * blocks
-        for at, values in ((tiles, result.tiles), (exponents, result.exponents)):
-            memory(at, (values.size,), (1,), values.dtype)[...] = values.reshape(-1)
-        counts = memory(flags, (2,), (1,), "u8")
-        assert not counts.any()
-        counts[...] = result.nonfinite, result.uncarried
-        order = np.random.default_rng(0).permutation(result.uncarried)[: self.defines["CAP"]]
-        if len(order):
-            listed = result.residuals[order]
-            keys = listed["row"].astype("u8") * 2**32 + listed["k"].astype("u8")
-            memory(residual_at, (len(order),), (1,), "u8")[...] = keys
-            memory(residuals, (len(order),), (1,), "f4")[...] = listed["value"]
-        return panels * blocks
-
-    def carried(self, rows, k, tiles, exponents):
-        height, parts = -(-rows // 128) * 128, self.defines["PARTS"]
-        shape = (height // 64, -(-k // 64), parts, 64, 64)
-        flat = memory(tiles, (int(np.prod(shape)),), (1,), "f2").reshape(shape)
-        plain = swizzled(flat).transpose(2, 0, 3, 1, 4).reshape(parts, height, -1)[:, :rows, :k]
-        low = plain[1] if parts == 2 else np.zeros_like(plain[0])
-        es = memory(exponents, (height,), (1,), "i4")[:rows]
-        result = pack_reference(np.zeros((1, 1), "f4"))
-        assert result.uncarried == 0
-        return joined(packed_parts(plain[0], low, es))
-
-    def unpack(self, blocks, rows, k, tiles, exponents, y):
-        assert blocks == -(-rows // 128) * 2 * -(-k // 64)
-        memory(y, (rows, k), (k, 1), "f4")[...] = self.carried(rows, k, tiles, exponents)
-
-    def put_residuals(self, blocks, count, k, places, values, y):
-        rows, ks = np.divmod(memory(places, (count,), (1,), "u8"), np.uint64(2**32))
-        listed = memory(values, (count,), (1,), "f4")
-        memory(y, (int(rows.max()) + 1, k), (k, 1), "f4")[rows, ks] = listed
-
-
-def packed_parts(high, low, exponents):
-    return split(np.zeros((1, 1), "f4"))._replace(
-        high=high, low=low, exponents=exponents, rest=np.zeros(high.shape, "f4")
-    )
-
-
-launches: list[tuple] = []
 H200 = Device(limits_for(90), 132)
 
 
 @pytest.fixture(autouse=True)
-def cupy(monkeypatch):
-    module = fake_cupy()
-    module.GPUArray = GPUArray
-    module.asnumpy = lambda x: np.array(x)
-    module.zeros = lambda shape, dtype: gpu(np.zeros(shape, dtype)).reshape(shape)
-    module.array = lambda x, order, copy: np.array(x, order=order, copy=copy).view(GPUArray)
-    module.ascontiguousarray = lambda x: np.ascontiguousarray(x).view(GPUArray)
-    module.asarray = lambda x: np.asarray(x).view(GPUArray)
-    module.cuda.get_current_stream = lambda: SimpleNamespace(ptr=0)
-    module.cuda.runtime.memsetAsync = lambda at, value, size, _: ctypes.memset(at, value, size)
-    monkeypatch.setitem(sys.modules, "cupy", module)
-    for part in (emulated_pack, packed):
-        monkeypatch.setattr(
-            part, "kernel_for", lambda device, file, entry, d, **_: Kernel(entry, d)
-        )
-    monkeypatch.setattr(emulated_pack, "device_of", lambda _: H200)
-    launches.clear()
-    return module
+def cupy():
+    with standing_in():
+        yield
 
 
 def given_as(x: np.ndarray, side: str, trans: bool) -> np.ndarray:
@@ -178,14 +81,14 @@ def assert_packed(block: PackedBlock, x: np.ndarray) -> None:
     st.sampled_from(["normal", "sparse", "odd"]),
 )  # fmt: skip
 def test_every_layout_is_packed_as_the_operand(side, trans, scheme, rows, k, layout, kind):
-    launches.clear()
+    Kernel.forget()
     x = numbers(kind, rows, k, np.random.default_rng(rows + k))
     x[~np.isfinite(x)] = 3
     values = laid_out(given_as(x, side, trans), layout)
     block = pack(values, side=side, trans=trans, scheme=scheme)
     assert block.shape == ((rows, k) if side == "a" else (k, rows))
     assert_packed(block, x)
-    assert len(launches) == (rows * k > 0)
+    assert len(Kernel.launches) == (rows * k > 0)
     back = np.asarray(block.unpack())
     parts = split(x, PARTS[scheme])
     assert (back == (joined(parts) if side == "a" else joined(parts).T)).all()
@@ -212,8 +115,8 @@ def test_both_operands_in_one_launch():
     rng = np.random.default_rng(3)
     a, b = numbers("wide", 70, 90, rng), numbers("normal", 200, 90, rng)
     packing, head, parts = both_packed([(a, "a", False), (b, "b", True)])
-    ((entry, grid, _),) = launches
-    assert entry == "split_pack"
+    ((kernel, grid, _, _),) = Kernel.launches
+    assert kernel.name == "split_pack"
     assert grid == (sum(cut_for(rows, 90, 6, 132).tasks for rows in (70, 200)), 1, 1)
     start = head.data.ptr
     for i, (x, (tiles, exponents)) in enumerate(zip((a, b), parts, strict=True)):
@@ -251,7 +154,7 @@ def test_a_short_k_keeps_the_source_where_the_promise_needs_it(monkeypatch, side
     x = numbers("normal", 70, 255, np.random.default_rng(8))
     values = laid_out(given_as(x, side, False), layout)
     block = pack(values, side=side)
-    assert launches == []
+    assert Kernel.launches == []
     np.testing.assert_array_equal(block.raw, given_as(x, side, False))
     assert not np.shares_memory(block.raw, values)
     assert (block.nonfinite, block.uncarried) == (0, 0)
@@ -361,7 +264,7 @@ def test_bad_input_is_refused_before_anything_runs():
     ):  # fmt: skip
         with pytest.raises(error, match=sentence):
             call()
-    assert launches == []
+    assert Kernel.launches == []
 
 
 def test_repeated_elements_are_copied():

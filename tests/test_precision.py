@@ -6,93 +6,47 @@ import sys
 
 import numpy as np
 import pytest
-from stand_in import fake_cupy, gpu, laid_out, memory
+from stand_in import Kernel, captured, gpu, laid_out, standing_in
 
 import multimm
 from multimm.errors import ArrayTypeError, KernelError, OptionError, ShapeError
 from multimm.gpu import product
-from multimm.gpu.arch import Device, limits_for
 from multimm.gpu.emulated.packed import PackedBlock
 from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, last_choice, note
 from multimm.gpu.product import gemm
 from multimm.gpu.runtime import launch_cache
 
-HOPPER, AMPERE = Device(limits_for(90), 132), Device(limits_for(80), 108)
 SIDE = 48  # stands for a size at which the tensor cores pay
 
 
-class Kernels:
-    """What was launched, by name."""
-
-    def __init__(self):
-        self.ran, self.prepared = [], 0
-        self.device = HOPPER
-
-    def gemm(self, problem, config):
-        return self.prepare("ffma" + " lower" * problem.lower, problem)
-
-    def on_tensor_cores(self, problem, choice):
-        left, right, *_ = problem.arrays
-        assert not problem.symmetric or left is right, "copied twice"
-        kind = " gram" * problem.symmetric + " lower" * problem.lower
-        run = self.prepare(f"split {choice.precision}{kind}", problem)
-        return lambda pointers: note(choice) or run(pointers)
-
-    def prepare(self, name, problem):
-        self.prepared += 1
-        layouts = [None if x is None else (x.shape, x.strides) for x in problem.arrays]
-        trans, scalars = problem.trans, (problem.alpha, problem.beta)
-
-        def run(pointers):
-            self.ran.append(name)
-            a, b, c, partial, out = (
-                None if layout is None else at(pointer, *layout)
-                for pointer, layout in zip(pointers, layouts, strict=True)
-            )
-            left, right = (
-                x.swapaxes(-1, -2) if flag else x for x, flag in zip((a, b), trans, strict=True)
-            )
-            _compute(left, right, out, *scalars, c, partial)
-
-        return run
-
-    def multiply(self, problem, parts, config):
-        (_, m, n, _), name = problem.shape, "split lower" if problem.lower else "split"
-
-        def run(pointers):
-            self.ran.append(name)
-            _compute(*self.tiles, at(pointers[6], (m, n), (4 * n, 4)), 1.0, 0.0, None, None)
-
-        return run
-
-    def choose(self, sizes, promise, device, alpha_is_0=False):
-        large = min(sizes.m, sizes.n, sizes.k) >= SIDE and sizes.batch == 1 and not alpha_is_0
-        kernel = SPLIT if large and promise != "ieee" and device is HOPPER else FFMA
-        return Choice(kernel, promise, "for a reason")
+def choose(sizes, promise, device, alpha_is_0=False):
+    large = min(sizes.m, sizes.n, sizes.k) >= SIDE and sizes.batch == 1 and not alpha_is_0
+    return Choice(SPLIT if large and promise != "ieee" else FFMA, promise, "for a reason")
 
 
-def _compute(a, b, out, alpha, beta, c, partial):
-    sums = np.asarray(a) @ np.asarray(b) + (0 if partial is None else np.asarray(partial))
-    out[...] = np.float32(alpha) * sums + (np.float32(beta) * np.asarray(c) if beta else 0)
-
-
-def at(pointer, shape, strides):
-    return memory(pointer, shape, tuple(step // 4 for step in strides), "f4")
+@pytest.fixture(autouse=True)
+def cupy(monkeypatch):
+    with standing_in():
+        monkeypatch.setattr(product, "choose_kernel", choose)
+        note(Choice(FFMA, "ieee", "nothing yet"))
+        yield sys.modules["cupy"]
 
 
 @pytest.fixture
-def kernels(monkeypatch):
-    found = Kernels()
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
-    monkeypatch.setattr(product.simt_gemm, "prepared", found.gemm)
-    monkeypatch.setattr(product.multiply, "prepared", found.multiply)
-    monkeypatch.setattr(product.emulated_gemm, "prepared", found.on_tensor_cores)
-    monkeypatch.setattr(product, "choose_kernel", found.choose)
-    monkeypatch.setattr(product, "device_of", lambda ident: found.device)
-    note(Choice(FFMA, "ieee", "nothing yet"))
-    launch_cache.forget()
-    yield found
-    launch_cache.forget()
+def prepared(monkeypatch):
+    """Of how many products it was decided how they are computed."""
+    found, before = [], product._prepared
+    monkeypatch.setattr(product, "_prepared", lambda *given: found.append(1) or before(*given))
+    return found
+
+
+def products():
+    """Those that ran, by name; of one that is not done where another is, that other one."""
+    return [
+        kernel.name + " lower" * ("LOWER" in kernel.defines)
+        for name, (kernel, *_) in zip(Kernel.ran, Kernel.launches, strict=True)
+        if (name == "sgemm_ffma" and "REFUSED" not in kernel.defines) or name == "sgemm_split !"
+    ]
 
 
 def operands(m=SIDE, n=SIDE, k=SIDE, seed=0):
@@ -101,7 +55,7 @@ def operands(m=SIDE, n=SIDE, k=SIDE, seed=0):
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_all_terms_and_an_output(kernels, turned):
+def test_all_terms_and_an_output(prepared, turned):
     a, b = operands()
     c, p = operands(seed=5)
     out = gpu(np.full((SIDE, SIDE), np.nan, "f4"))
@@ -112,13 +66,13 @@ def test_all_terms_and_an_output(kernels, turned):
         assert gemm(a, b, trans_a=True, trans_b=True, out=out, precision="tf32", **given) is out
         exact = 2 * (np.asarray(a).T @ np.asarray(b).T + np.asarray(p)) - 3 * np.asarray(c)
         np.testing.assert_array_equal(out, exact)
-    assert kernels.ran == ["split tf32"] * 2
-    assert kernels.prepared == 1 + turned  # with a copy of C' nothing is kept
+    assert products() == ["sgemm_split"] * 2
+    assert len(prepared) == 1 + turned  # with a copy of C' nothing is kept
 
 
 @pytest.mark.parametrize("trans", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("into", [None, "C", "F"])
-def test_a_long_k_is_packed_in_stretches(kernels, monkeypatch, trans, into):
+def test_a_long_k_is_packed_in_stretches(prepared, monkeypatch, trans, into):
     monkeypatch.setattr(product, "stretch_of", lambda m, n, k: min(k, 52))
     x, y = operands(k=156)
     a, b = (gpu(np.ascontiguousarray(z.T)) if flag else z
@@ -131,59 +85,55 @@ def test_a_long_k_is_packed_in_stretches(kernels, monkeypatch, trans, into):
                       out=out)  # fmt: skip
         np.testing.assert_array_equal(result, exact)
         assert out is None or result is out
-    assert kernels.ran == ["split float32"] * 6
+    assert products() == ["sgemm_split"] * 6
     # The last one adds C. Nothing is decided again, but where P' and C' are copied first.
-    assert kernels.prepared == (5 if into == "F" else 2)
+    assert len(prepared) == (5 if into == "F" else 2)
 
 
-def test_sums_of_stretches_live_in_the_memory_of_a_captured_graph(kernels, monkeypatch):
+def test_sums_of_stretches_live_in_the_memory_of_a_captured_graph(monkeypatch):
     monkeypatch.setattr(product, "stretch_of", lambda m, n, k: min(k, 52))
-    taken = []
-
-    def workspace(shape, device):
-        room = gpu(np.full(shape, np.nan, "f4"))
-        taken.append(room)
-        number = len(taken)
-        kernels.ran.append(f"take {number}")
-        return room, lambda: kernels.ran.append(f"free {number}")
-
-    monkeypatch.setattr(product, "workspace", workspace)
-    a, b = operands(k=156)
-    np.testing.assert_array_equal(gemm(a, b), np.asarray(a) @ np.asarray(b))
-    split = "split float32"
-    assert kernels.ran == ["take 1", split, "take 2", split, "free 1", split, "free 2"]
+    (a, b), (out, _) = operands(k=156), operands()
+    with captured():
+        gemm(a, b, out=out)
+    np.testing.assert_array_equal(out, np.asarray(a) @ np.asarray(b))
+    split = "sgemm_split !"
+    ran = [name for name in Kernel.ran if name == split or name[5:] in ("1", "4")]
+    assert ran == ["take 1", split, "take 4", split, "free 1", split, "free 4"]
 
 
-def test_what_is_unpacked_is_refused_where_a_graph_is_captured(kernels, monkeypatch):
-    import cupy
-
-    monkeypatch.setattr(cupy.cuda.runtime, "streamIsCapturing", lambda stream: True)
+def test_what_is_unpacked_is_refused_where_a_graph_is_captured():
     a, b = packed_pair()
-    gemm(a, b)
+    out, _ = operands()
     object.__setattr__(b, "tiles", b.raw)
     object.__setattr__(b, "raw", None)
-    with pytest.raises(KernelError, match="a packed operand is unpacked first"):
-        gemm(a, b)
+    with captured(), pytest.raises(KernelError, match="a packed operand is unpacked first"):
+        gemm(a, b, out=out)
 
 
-def test_what_cannot_be_written_to_is_refused_before_the_first_stretch(kernels, monkeypatch):
+def test_what_cannot_be_written_to_is_refused_before_the_first_stretch(monkeypatch):
     monkeypatch.setattr(product, "stretch_of", lambda m, n, k: min(k, 52))
     a, b = operands(k=156)
     with pytest.raises(ShapeError, match="out and a may share memory"):
         gemm(a, b, out=a[:, :SIDE])
-    assert kernels.ran == []
+    assert Kernel.ran == []
 
 
-def test_flagged_packed_operands_are_multiplied_as_they_were(kernels):
+def test_flagged_packed_operands_are_multiplied_as_they_were():
     a, b = operands()
     blocks = [PackedBlock(SIDE, SIDE, side, "float32", nonfinite=1, raw=x)
               for side, x in (("a", a), ("b", b))]  # fmt: skip
     np.testing.assert_array_equal(gemm(*blocks), np.asarray(a) @ np.asarray(b))
-    assert kernels.ran == ["ffma"]
+    assert products() == ["sgemm_ffma"]
     gemm(*blocks, lower=True)
-    assert kernels.ran[1:] == ["ffma lower"]
+    assert products()[1:] == ["sgemm_ffma lower"]
     assert "operand a has 1 elements that are not finite" in last_choice().reason
     assert launch_cache.product(a, b, "float32") is None, "a promise of what other data may keep"
+    for call, reason in (
+        (lambda: gemm(a, b), "for a reason"),
+        (lambda: gemm(*blocks), "operand a"),
+    ):
+        call()
+        assert last_choice().reason.startswith(reason)
 
 
 def packed_pair(scheme="float32"):
@@ -192,14 +142,14 @@ def packed_pair(scheme="float32"):
             for side, x in zip("ab", operands(), strict=True)]  # fmt: skip
 
 
-def test_matmul_and_gemm_take_packed_operands(kernels):
+def test_matmul_and_gemm_take_packed_operands():
     a, b = packed_pair()
     exact = np.asarray(a.raw) @ np.asarray(b.raw)
     np.testing.assert_array_equal(multimm.matmul(a, b), exact)
     c = gpu(np.ones((SIDE, SIDE), "f4"))
     np.testing.assert_array_equal(multimm.gemm(2, a, b, -1, c), 2 * exact - 1)
     np.testing.assert_array_equal(multimm.gemm(2, a, b), 2 * exact)
-    assert kernels.ran == ["ffma"] * 3
+    assert products() == ["sgemm_ffma"] * 3
 
 
 @pytest.mark.parametrize(
@@ -221,13 +171,13 @@ def test_matmul_and_gemm_take_packed_operands(kernels):
             multimm.matmul(a, np.ones((SIDE, SIDE), "f4"), precision="tf32"))),
     ],
 )  # fmt: skip
-def test_a_packed_operand_in_the_wrong_place_is_refused(kernels, error, message, call):
+def test_a_packed_operand_in_the_wrong_place_is_refused(error, message, call):
     with pytest.raises(error, match=message):
         call(*packed_pair("tf32"))
-    assert kernels.ran == []
+    assert Kernel.ran == []
 
 
-def test_arguments_that_no_kernel_has(kernels):
+def test_arguments_that_no_kernel_has():
     a, b = operands()
     packed = PackedBlock(SIDE, SIDE, "b", "float32", nonfinite=1, raw=b)
     for right in (b, packed):
@@ -235,4 +185,4 @@ def test_arguments_that_no_kernel_has(kernels):
             gemm(a, right, precision="fp32")
         with pytest.raises(OptionError, match="beta=1 scales C, but no c was given"):
             gemm(a, right, beta=1)
-    assert kernels.ran == []
+    assert Kernel.ran == []

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from kept import slowly
 
 import multimm
 from multimm.cli import main
@@ -102,15 +100,6 @@ def test_a_new_measurement_replaces_its_own_kind_alone():
     store.keep(Rates((again, other)))
     another_process()
     assert store.stored() == Rates((again, other), ALL.links)
-
-
-def test_who_measures_at_the_same_time_loses_no_rates(monkeypatch):
-    kinds = [FAST_H200._replace(name=f"gpu {i}") for i in range(8)]
-    monkeypatch.setattr(store, "_read", slowly(store._read))
-    with ThreadPoolExecutor(len(kinds)) as pool:
-        assert all(pool.map(lambda kind: store.keep(Rates((kind,))), kinds))
-    another_process()
-    assert set(store.stored().devices) == set(kinds)
 
 
 def run(*args):

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multimm.errors import KernelError
 from multimm.gpu.arch import ARCHITECTURES, limits_for
 from multimm.gpu.runtime.jit import compile_text
 from multimm.gpu.runtime.kernel_source import kernel_text
@@ -19,27 +18,14 @@ from multimm.gpu.simt.configs import (
     REGISTRY,
     Device,
     choose,
-    entry_named,
     predicted_seconds,
     slice_length,
     slices_of_k,
 )
-from multimm.gpu.simt.thin import OuterConfig, way_for
+from multimm.gpu.simt.thin import outer_config, way_for
 from multimm.gpu.strides import GemmSizes
 
 H200 = Device(limits_for(90), 132)
-
-
-def test_names_are_unique_and_known():
-    names = [entry.name for entry in REGISTRY]
-    assert len(set(names)) == len(names)
-    for entry in REGISTRY:
-        assert entry_named(REGISTRY, entry.name).config is entry.config
-
-
-def test_unknown_name_lists_the_known():
-    with pytest.raises(KernelError, match="'huge' is unknown; known are 'large', 'turned'"):
-        entry_named(REGISTRY, "huge")
 
 
 def test_predicted_seconds_grow_with_work_and_have_a_floor():
@@ -93,12 +79,13 @@ def test_every_way_fits_its_product(m, n, k, batch, scattered_a, scattered_b, mu
     way = way_for(GemmSizes(m, n, k, batch, scattered_a, scattered_b), device)
     if way is None:
         return
-    if way.kernel == "sgemm_outer":
-        assert k <= way.config.thin
+    kernel, defines = way.config.kernel, way.config.defines
+    if kernel == "sgemm_outer":
+        assert k <= defines["THIN"]
         return
-    assert min(m, n) <= way.config.cols < 2 * min(m, n)
+    assert min(m, n) <= defines["COLS"] < 2 * min(m, n)
     assert way.turned == (m < n)
-    assert (way.kernel == "sgemm_dot") == (scattered_b if way.turned else scattered_a)
+    assert (kernel == "sgemm_dot") == (scattered_b if way.turned else scattered_a)
     assert way.config.shared_bytes <= 49_152
     assert (way.slices - 1) * way.length < k
     assert way.slices == 1 or (k <= way.slices * way.length and way.length % 512 == 0)
@@ -108,27 +95,28 @@ def test_every_way_fits_its_product(m, n, k, batch, scattered_a, scattered_b, mu
 
 #: Of every kernel the configurations of the six shapes that are measured, and the largest.
 SHIPPED = [
-    ("sgemm_dot", way_for(GemmSizes(4096, 1, 4096, 1, True), H200).config, (0, 0, 0)),
-    ("sgemm_dot", way_for(GemmSizes(1000, 1, 8192, 1, True), H200).config, (0, 1, 1)),
-    ("sgemm_dot", way_for(GemmSizes(8192, 8, 8192, 1, True), H200).config, (0, 0, 0)),
-    ("sgemm_dot", way_for(GemmSizes(8192, 16, 8192, 1, True), H200).config, (0, 0, 0)),
-    ("sgemm_axpy", way_for(GemmSizes(1, 4096, 4096, 1), H200).config, (0, 0, 1)),
-    ("sgemm_axpy", way_for(GemmSizes(8, 8192, 8192, 1), H200).config, (0, 0, 1)),
-    ("sgemm_outer", OuterConfig(7, 128), (0, 0, 0)),
-    ("sgemm_outer", OuterConfig(12, 256), (0, 0, 0)),
+    (way_for(GemmSizes(4096, 1, 4096, 1, True), H200).config, (0, 0, 0)),
+    (way_for(GemmSizes(1000, 1, 8192, 1, True), H200).config, (0, 1, 1)),
+    (way_for(GemmSizes(8192, 8, 8192, 1, True), H200).config, (0, 0, 0)),
+    (way_for(GemmSizes(8192, 16, 8192, 1, True), H200).config, (0, 0, 0)),
+    (way_for(GemmSizes(1, 4096, 4096, 1), H200).config, (0, 0, 1)),
+    (way_for(GemmSizes(8, 8192, 8192, 1), H200).config, (0, 0, 1)),
+    (outer_config(7, 128), (0, 0, 0)),
+    (outer_config(12, 256), (0, 0, 0)),
 ]
 
 
-@pytest.mark.parametrize(("kernel", "config", "flags"), SHIPPED, ids=str)
-def test_kernels_compile_without_spills(kernel, config, flags):
+@pytest.mark.parametrize(("config", "flags"), SHIPPED, ids=str)
+def test_kernels_compile_without_spills(config, flags):
+    kernel = config.kernel
     defines = {
-        **config.defines(),
+        **config.defines,
         **dict(zip(("TRANS_A", "TRANS_B", "TURNED"), flags, strict=True)),
     }
     if kernel == "sgemm_axpy":
         defines["WIDE"] = 1
     usage = compile_text(kernel_text(f"{kernel}.cu", defines), "sm_90").usage[kernel]
     assert usage.spilled == 0
-    blocks = getattr(config, "min_blocks", 2)
+    blocks = config.defines.get("MIN_BLOCKS", 2)
     assert usage.registers * config.threads * blocks <= 65_536
     assert usage.shared <= 49_152

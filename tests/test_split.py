@@ -5,77 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import stand_in
-from pack_reference import pack_reference, swizzled
-from stand_in import GPUArray, below, gpu, laid_out, memory, standing_in
+from pack_reference import pack_reference
+from stand_in import GPUArray, gpu, laid_out, standing_in
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, OptionError, ShapeError
-from multimm.gpu.arch import Device, limits_for, tiles_of
+from multimm.gpu.arch import Device, limits_for
 from multimm.gpu.emulated.configs import (
     SPLIT_REGISTRY,
     choose_split,
 )
 from multimm.gpu.emulated.packed import PackedBlock
 from multimm.gpu.product import gemm
-from multimm.gpu.runtime import launch
-from multimm.gpu.simt import split_k
 from multimm.gpu.simt.configs import REGISTRY, entry_named
-
-
-class Kernel(stand_in.Kernel):
-    """What both kernels compute, in NumPy: slice by slice from packed tiles."""
-
-    def __call__(self, grid, block, args, shared_mem=0):
-        if self.name == "add_partials":
-            assert (self.defines["REFUSED"], args[-1]) == (0, 0)
-            super().__call__(grid, block, args[:-1])
-            return
-        stand_in.Kernel.launches.append((self, grid, block, args))
-        assert block == {"sgemm_split": (384, 1, 1), "sgemm_split_mma": (256, 1, 1)}[self.name]
-        assert shared_mem == self.max_dynamic_shared_size_bytes > 48 << 10
-        assert [type(x) for x in args] == [int] * 4 + [np.float32] * 2 + [int] * 12
-        self.multiply(grid, *args)
-
-    def multiply(self, grid, m, n, slabs, step, alpha, beta, a, ea, b, eb, c, ldc, p, ldp, d, ldd,
-                 apart, counts):  # fmt: skip
-        assert counts == 0
-        slices = -(-slabs // step) if step else 1
-        lower = "LOWER" in self.defines
-        tiles = tiles_of(m, n, 128, self.defines["TILE_N"], lower) * slices
-        assert grid == (min(tiles, 132), 1, 1)
-
-        def operand(tiles, exponents, rows):
-            height, parts = -(-rows // 128) * 128, self.defines["PARTS"]
-            shape = height // 64, slabs, parts, 64, 64
-            flat = swizzled(memory(tiles, (np.prod(shape),), (1,), "f2").reshape(shape))
-            values = flat.transpose(2, 0, 3, 1, 4).reshape(parts, height, -1).astype(float)
-            values = values[0] + (values[1] / 2048 if parts == 2 else 0)
-            return np.ldexp(values, memory(exponents, (height, 1), (1, 1), "i4"))[:rows]
-
-        def matrix(pointer, ld):
-            return memory(pointer, (m, n), (ld, 1), "f4")
-
-        for i in range(slices):
-            part = slice(i * step * 64, (i + 1) * step * 64 if step else None)
-            total = np.zeros((m, n))
-            if alpha != 0:
-                total += operand(a, ea, m)[:, part] @ operand(b, eb, n)[:, part].T
-                total += matrix(p, ldp) if p else 0
-            total = alpha * total
-            if c and beta != 0:
-                total += beta * matrix(c, ldc)
-            made = below(m, n, 128, self.defines["TILE_N"]) if lower else np.ones((m, n), bool)
-            matrix(d + 4 * i * apart, ldd)[made] = total[made]
 
 
 @pytest.fixture(autouse=True)
 def launches():
-    with standing_in(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "_loaded", lambda text, entry, *_: Kernel(text, entry))
-        patch.setattr(split_k, "workspace", lambda shape, device: (
-            gpu(np.full(shape, np.nan, "f4")), lambda: None))  # fmt: skip
-        launch.device_of.cache_clear()
+    with standing_in():
         yield stand_in.Kernel.launches
-    launch.device_of.cache_clear()
 
 
 def on_gpu(x: np.ndarray) -> GPUArray:

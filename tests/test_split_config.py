@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from multimm.errors import KernelError
 from multimm.gpu import kernel_selection
-from multimm.gpu.arch import ARCHITECTURES, limits_for
+from multimm.gpu.arch import limits_for
 from multimm.gpu.emulated import configs
 from multimm.gpu.emulated.configs import (
     BROAD_PRODUCTS,
@@ -69,18 +69,6 @@ def test_the_kernel_has_the_same_constants():
     assert problem.ALONE == kernel_selection.ALONE
     assert (1 + int(found["GROUPS"])) * int(found["GROUP_THREADS"]) == CONFIGS[0].threads
     assert int(found["GROUPS"]) * int(found["TILE_ROWS"]) == configs.TILE_M
-
-
-@pytest.mark.parametrize("limits", ARCHITECTURES, ids=lambda limits: limits.name)
-def test_what_runs_on_which_gpu(limits):
-    names = [entry.name for entry in entries_for(limits)]
-    wgmma = ["split_wide", "split_narrow", "tf32_wide", "tf32_narrow"]
-    mma = ["mma_wide", "mma_narrow", "tf32_mma_wide", "tf32_mma_narrow"]
-    assert names == {75: [], 90: wgmma}.get(limits.capability, mma)
-    for entry in entries_for(limits, 3):
-        assert entry.config.parts == 2
-        # A block may have all but 1 KB of what a multiprocessor has.
-        assert entry.config.shared_bytes + 1024 <= limits.shared_bytes
 
 
 def test_large_products_on_gpus_with_wgmma_are_made_ready_for_a_wide_range():
@@ -156,12 +144,3 @@ def test_slices_of_long_products_cover_k_and_need_what_plans_reckon_with(m, n, k
 def test_a_long_k_is_cut_into_even_stretches(m, n, k, length):
     assert stretch_of(m, n, k) == length
     assert length in (k, -(-length // GRAIN) * GRAIN)
-
-
-@pytest.mark.parametrize(
-    ("m", "n", "k", "slices"),
-    [(8192, 8192, 8192, 1), (1024, 1024, 1024, 1), (128, 128, 262_144, 63), (512, 512, 4096, 4),
-     (512, 512, 512, 1), (64, 64, 1_048_576, 63), (0, 5, 4096, 1), (2000, 1, 100_000, 8)],
-)  # fmt: skip
-def test_slices(m, n, k, slices):
-    assert split_slices(m, n, k, 132)[0] == slices

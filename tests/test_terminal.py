@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import warnings
 
-import dask.array as da
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 
 import multimm
 from multimm.cli import main
-from multimm.cli import run as cli_run
 from multimm.cli.options import Workers
 from multimm.cluster import options as start_options
 from multimm.cluster.inspect.cluster_spec import spec_of
@@ -141,16 +139,6 @@ def test_devices_of_other_hosts_are_named_harmlessly():
         assert_harmless(str(plan))
 
 
-def noisy(block):
-    """Logs, warns and prints on a worker."""
-    import sys
-
-    logging.getLogger("distributed.worker").error("a log of %s", ORDERS)
-    print(f"an error {ORDERS}", file=sys.stderr)
-    print(f"a line {ORDERS}")
-    return block
-
-
 @pytest.mark.parametrize(("gpus", "protocol"), [(1, "tcp"), (2, None)])
 def test_a_command_has_a_lone_gpu_send_nothing_by_ucxx(monkeypatch, gpus, protocol):
     class AskedError(Exception):
@@ -168,14 +156,3 @@ def test_a_command_has_a_lone_gpu_send_nothing_by_ucxx(monkeypatch, gpus, protoc
         Workers(protocol="ucxx").open()
     with pytest.raises(AskedError, match="None"):
         Workers(workers=1).open()
-
-
-def test_workers_of_our_own_share_the_terminal(capfd):
-    with Workers(workers=1, memory_limit="500MB").open() as client:
-        cli_run.compute(client, da.ones((2, 2)).map_blocks(noisy, meta=np.ones((0, 0))), "")
-        client.run(lambda: print(end="", flush=True))
-    output, errors = capfd.readouterr()
-    for text in (f"a log of {SHOWN}", f"an error {SHOWN}"):
-        assert text in errors
-    assert f"a line {SHOWN}" in output
-    assert_harmless(output + errors)

@@ -14,7 +14,7 @@ from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
 
 from multimm.errors import ArrayTypeError, ShapeError
 from multimm.gpu.elementwise import transpose as launcher
-from multimm.gpu.elementwise.transpose import TransposeConfig, config_for, transpose
+from multimm.gpu.elementwise.transpose import config_for, transpose
 from multimm.gpu.runtime import launch
 from multimm.gpu.runtime.kernel_source import kernel_text
 
@@ -115,23 +115,6 @@ def test_bad_input_is_refused_before_anything_runs():
     assert Kernel.launches == []
 
 
-def test_the_smaller_tile_where_the_larger_reaches_beyond():
-    assert config_for(4, 16, 5000, 5000).tile == 64
-    assert config_for(4, 16, 100, 100).tile == 64  # both cover 128 x 128
-    assert config_for(4, 16, 32, 5000).tile == 32
-    assert config_for(2, 16, 64, 64).tile == 64
-    assert config_for(2, 16, 129, 4000).tile == 64
-    assert config_for(2, 16, 1025, 4000).tile == 128
-    assert config_for(1, 16, 129, 4000).tile == 128
-
-
-def test_only_large_matrices_are_skewed():
-    assert config_for(4, 4, 256, 256).skew == 8
-    assert config_for(4, 4, 255, 10**6) == TransposeConfig(4, 1, 1, 64, 512)
-    assert config_for(4, 4, 33, 31) == TransposeConfig(4, 1, 1, 32, 256)
-    assert config_for(16, 16, 5000, 5000).skew == config_for(16, 8, 5000, 5000).skew == 0
-
-
 @pytest.mark.parametrize("config", sorted(CONFIGS, key=str), ids=str)
 def test_shared_memory_is_met_without_conflicts(config):
     """place() of kernels/common/slots.cuh, for the lanes that the hardware serves at a time."""
@@ -155,10 +138,3 @@ def test_shared_memory_is_met_without_conflicts(config):
         read = [place(row, slot) for slot, row in at]
         assert len({*written}) == len({*read}) == together
         assert turns(written) == turns(read) == 1
-
-
-def test_gpu_arrays_of_the_stand_in_are_where_they_say():
-    x = gpu(bytes_of("f4", 3, 5), extra=2, offset=3)
-    assert isinstance(x, GPUArray)
-    assert x.data.ptr % 64 == 12
-    assert x.strides == (28, 4)

@@ -7,7 +7,6 @@ kernels/sgemm_split.cu is tested where there is no GPU, and its bits where there
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,33 +18,10 @@ from multimm.gpu.emulated.configs import SLAB
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Scheme:
-    """How the kernel orders its sums.
-
-    Parameters
-    ----------
-    separate : bool, optional
-        Corrections have an accumulator of their own, which lives over `fold` elements of k and is
-        added with its weight of 2^-11 then. Otherwise each step begins with its corrections,
-        multiplies them by 2^-11, and adds the products of the high parts to them.
-    step : int, optional
-        Elements of k after which the products of the high parts are added to a float32, rounded
-        to nearest; a multiple of 16.
-    fold : int, optional
-        Elements of k, a multiple of `step`.
-    flush : int, optional
-        Elements of k after which that sum is added to another one; a multiple of `fold`.
-    promote : int, optional
-        With one part: elements of k after which the sum is rounded to bfloat16 and put aside; the
-        tensor cores go on with the difference.
-    """
-
-    separate: bool = True
-    step: int = 32
-    fold: int = 2048
-    flush: int = 8192
-    promote: int = 3072
+STEP = 32  #: elements of k after which products of high parts are added to a float32, to nearest
+FOLD = 2048  #: after which corrections, which have sums of their own, are added to it
+FLUSH = 8192  #: after which that sum is added to another one
+PROMOTE = 3072  #: of one part: after which the sum is rounded to bfloat16 and put aside
 
 
 def wgmma(acc: Array, a: Array, b: Array, least: int = -14) -> Array:
@@ -94,7 +70,7 @@ def _steps(acc: Array, a: Array, b: Array) -> Array:
     return acc
 
 
-def wgmma_model(a: Array, b: Array, scheme: Scheme | None = None, parts: int = 2) -> Array:
+def wgmma_model(a: Array, b: Array, parts: int = 2) -> Array:
     """a @ b.T as kernels/sgemm_split.cu computes it from packed operands.
 
     Parameters
@@ -102,7 +78,6 @@ def wgmma_model(a: Array, b: Array, scheme: Scheme | None = None, parts: int = 2
     a : numpy.ndarray of float32, shape (m, k)
     b : numpy.ndarray of float32, shape (n, k)
         The transpose of op(B).
-    scheme : Scheme, optional
     parts : {2, 1}
         2 for ``precision="float32"``; 1 for ``"tf32"``, one product.
 
@@ -115,11 +90,8 @@ def wgmma_model(a: Array, b: Array, scheme: Scheme | None = None, parts: int = 2
     (m, k), n = a.shape, len(b)
     pad = [(0, 0), (0, -k % SLAB)]
     high, low = ([np.pad(x[i], pad) for x in (left, right)] for i in (0, 1))
-    zero, scheme = np.zeros((m, n), np.float32), scheme or Scheme()
-    if parts == 1:
-        total = _single_product(high, zero, scheme)
-    else:
-        total = _split_product(high, low, zero, scheme)
+    zero = np.zeros((m, n), np.float32)
+    total = _single_product(high, zero) if parts == 1 else _split_product(high, low, zero)
     product = _unscaled(total, left.exponents[:, None], right.exponents[None, :])
     return product + _rests(left, right)
 
@@ -134,12 +106,12 @@ def _unscaled(total: Array, ea: Array, eb: Array) -> Array:
     return scaled
 
 
-def _single_product(high: list[Array], zero: Array, scheme: Scheme) -> Array:
+def _single_product(high: list[Array], zero: Array) -> Array:
     aside, total = zero, zero
     length = high[0].shape[1]
-    for k in range(0, length, scheme.promote):
-        total = _steps(total, *(x[:, k : k + scheme.promote] for x in high)) + aside
-        if k + scheme.promote < length:
+    for k in range(0, length, PROMOTE):
+        total = _steps(total, *(x[:, k : k + PROMOTE] for x in high)) + aside
+        if k + PROMOTE < length:
             aside = bfloat16(total)
             total = total - aside
     return total
@@ -162,20 +134,17 @@ def bfloat16(x: Array) -> Array:
     return rounded.view(np.float32)
 
 
-def _split_product(high: list[Array], low: list[Array], zero: Array, scheme: Scheme) -> Array:
+def _split_product(high: list[Array], low: list[Array], zero: Array) -> Array:
     kept, total, corrections = None, zero, zero
     length = high[0].shape[1]
-    for k in range(0, length, scheme.step):
-        (ah, bh), (al, bl) = ([x[:, k : k + scheme.step] for x in pair] for pair in (high, low))
-        end = k + scheme.step
-        if scheme.separate:
-            corrections = _corrected(corrections, ah, bh, al, bl)
-            total = total + _steps(zero, ah, bh)
-            if end % scheme.fold == 0 or end >= length:
-                total, corrections = total + corrections * LOW_UNIT, zero
-        else:
-            total = total + _steps(_corrected(zero, ah, bh, al, bl) * LOW_UNIT, ah, bh)
-        if end % scheme.flush == 0 or end >= length:
+    for k in range(0, length, STEP):
+        (ah, bh), (al, bl) = ([x[:, k : k + STEP] for x in pair] for pair in (high, low))
+        end = k + STEP
+        corrections = _corrected(corrections, ah, bh, al, bl)
+        total = total + _steps(zero, ah, bh)
+        if end % FOLD == 0 or end >= length:
+            total, corrections = total + corrections * LOW_UNIT, zero
+        if end % FLUSH == 0 or end >= length:
             kept, total = total if kept is None else total + kept, zero
     return zero if kept is None else kept
 
@@ -208,14 +177,14 @@ def broad_model(
     )
     pad = [(0, 0), (0, 0), (0, -a.shape[1] % SLAB)]
     left, right = np.pad(left, pad), np.pad(right, pad)
-    zero, scheme = np.zeros((len(a), len(b)), np.float32), Scheme()
-    total = (_tf32_product if parts == 1 else _six_products)(left, right, zero, scheme)
+    zero = np.zeros((len(a), len(b)), np.float32)
+    total = (_tf32_product if parts == 1 else _six_products)(left, right, zero)
     return _unscaled(total, ea[:, None], eb[None, :])
 
 
-def _tf32_product(left: Array, right: Array, zero: Array, scheme: Scheme) -> Array:
+def _tf32_product(left: Array, right: Array, zero: Array) -> Array:
     """A slab is 32 k: sums are put aside twice as often as those of FP16."""
-    aside, total, length, step = zero, zero, left.shape[2], scheme.promote // 2
+    aside, total, length, step = zero, zero, left.shape[2], PROMOTE // 2
     for first in range(0, length, step):
         for k in range(first, min(first + step, length), 8):
             total = wgmma(total, left[0, :, k : k + 8], right[0, :, k : k + 8], -126)
@@ -226,11 +195,11 @@ def _tf32_product(left: Array, right: Array, zero: Array, scheme: Scheme) -> Arr
     return total
 
 
-def _six_products(left: Array, right: Array, zero: Array, scheme: Scheme) -> Array:
+def _six_products(left: Array, right: Array, zero: Array) -> Array:
     total, small = zero, zero
     length, pairs = left.shape[2], ((1, 0), (0, 1), (1, 1))
-    for k in range(0, length, scheme.step):
-        steps = [slice(at, at + 16) for at in range(k, k + scheme.step, 16)]
+    for k in range(0, length, STEP):
+        steps = [slice(at, at + 16) for at in range(k, k + STEP, 16)]
         fresh = zero
         for at in steps:
             fresh = wgmma(fresh, left[0, :, at], right[0, :, at], -126)
@@ -238,8 +207,8 @@ def _six_products(left: Array, right: Array, zero: Array, scheme: Scheme) -> Arr
             for at in steps:
                 for i, j in group:
                     small = wgmma(small, left[i, :, at], right[j, :, at], -126)
-        total, end = total + fresh, k + scheme.step
-        if end % scheme.fold == 0 or end >= length:
+        total, end = total + fresh, k + STEP
+        if end % FOLD == 0 or end >= length:
             total, small = total + small, zero
     return total
 

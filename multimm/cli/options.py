@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from multimm.cli.stop import STOP
-from multimm.cli.terminal import plain_streams
 from multimm.errors import ClusterError, OptionError
 
 if TYPE_CHECKING:
@@ -157,9 +156,7 @@ class Workers:
             if self.protocol is None and len(check(self.gpus, self.workers).gpus) == 1:
                 own["protocol"] = "tcp"  # it has nobody to send blocks to, and UCXX never sleeps
             with interrupts_held_back(), _debug_shows_more():
-                client = cluster.start(**own)
-            client.register_plugin(plain_streams())
-            return client
+                return cluster.start(**own)
         if own:
             names = ", ".join("--" + name.replace("_", "-") for name in own)
             raise OptionError(

@@ -7,7 +7,6 @@ in brackets for colours.
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import sys
 import tempfile
@@ -20,7 +19,6 @@ import click
 from multimm.errors import printable
 
 if TYPE_CHECKING:
-    from distributed import WorkerPlugin
     from rich.console import Console
 
 
@@ -183,29 +181,3 @@ def checked_stdout() -> Iterator[None]:
         raise
     finally:
         sys.stdout = before
-
-
-def plain_streams() -> WorkerPlugin:
-    """For workers of our own, which share our terminal; also for those that come later."""
-    from distributed import WorkerPlugin
-
-    class PlainStreams(WorkerPlugin):
-        name = "multimm-plain-streams"
-
-        def setup(self, worker: Any) -> None:
-            plain_streams_for_good()
-
-    return PlainStreams()
-
-
-def plain_streams_for_good() -> None:
-    """Runs on such a worker."""
-    if isinstance(sys.stderr, PlainStream):
-        return
-    old = {id(stream): PlainStream(stream) for stream in (sys.stdout, sys.stderr)}
-    sys.stdout, sys.stderr = old[id(sys.stdout)], old[id(sys.stderr)]
-    loggers = [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]
-    for handler in {handler for logger in loggers for handler in logger.handlers}:
-        stream = old.get(id(getattr(handler, "stream", None)))
-        if stream is not None and isinstance(handler, logging.StreamHandler):
-            handler.setStream(stream)

@@ -27,7 +27,7 @@ from multimm.cluster.options import (
 from multimm.cluster.plugins import pool_memory
 from multimm.errors import ClusterError, KernelError, cause
 from multimm.gpu.precompile import Compilation
-from multimm.gpu.runtime.trusted_files import open_folder
+from multimm.gpu.runtime.trusted_files import own_folder
 
 if TYPE_CHECKING:
     from distributed import Client, Security
@@ -338,8 +338,7 @@ def private_scratch() -> Iterator[None]:
     base = Path(dask.config.get("temporary-directory") or tempfile.gettempdir())
     mine = base / f"dask-scratch-space-{os.geteuid()}"
     try:
-        os.close(open_folder(mine, create=True))
-        folder = str(mine)
+        folder = str(own_folder(mine, create=True))
     except OSError:
         folder = tempfile.mkdtemp(prefix="dask-scratch-space-", dir=base)
     with dask.config.set({"temporary-directory": folder}):

@@ -7,7 +7,7 @@ none looks at the arrays again.
 layer           question                                module
 =============== ======================================= ===========================================
 call            was one of this kind launched before?   `runtime.launch_cache`
-checks          do the arrays fit? -> `Problem`         `validate`, `problem`, `strides`
+checks          do the arrays fit? -> `Problem`         `problem`, `strides`
 kernel          which one is fastest? -> `Choice`       `kernel_selection`
 configuration   how does it cut its work? -> values     `simt.configs`, `simt.load_paths`,
                                                         `simt.thin`, `emulated.configs`

@@ -17,7 +17,7 @@ costs bytes alone. `conj` is a change of signs in it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,17 +25,18 @@ import numpy as np
 from multimm.gpu import library_gemm, product
 from multimm.gpu.elementwise import complex_parts, reduce
 from multimm.gpu.kernel_selection import SPLIT, Precision, choose_kernel
-from multimm.gpu.problem import operand, walkable
+from multimm.gpu.problem import operand, product_shape, walkable
 from multimm.gpu.runtime.launch import device_of
-from multimm.gpu.runtime.workspace import nothing, workspace
+from multimm.gpu.runtime.workspace import Take, workspaces
 from multimm.gpu.strides import GemmSizes
 from multimm.gpu.subproducts import of_a_stack
-from multimm.gpu.validate import product_shape
 
 logger = logging.getLogger(__name__)
 
 Array = Any
 Options = dict[str, Any]
+#: Real products, and what is made of their results.
+Way = tuple[list[tuple[Array, Array, Options]], Callable[..., Array]]
 
 COMPLEX = np.dtype("complex64")
 FLOAT32 = np.dtype("float32")
@@ -192,7 +193,7 @@ def _gemm(
     alpha, beta = _real(epilogue["alpha"]), _real(epilogue["beta"])
     reals = {**epilogue, "alpha": alpha, "beta": beta}
     pairs = b.dtype == COMPLEX or (a.dtype == COMPLEX and epilogue["c"] is None)
-    with cupy.cuda.Device(a.device.id):
+    with cupy.cuda.Device(a.device.id), workspaces(a.device.id) as take:
         if not pairs or alpha is None or beta is None or dtype != "complex64":
             sums = _sums(a, b, conj, flags, epilogue["partial"])
             last = {name: epilogue[name] for name in ("alpha", "beta", "c")}
@@ -203,11 +204,12 @@ def _gemm(
         if shape.batch:
             out = cupy.empty(shape.result, COMPLEX) if out is None else out
             return _one_by_one(a, b, conj, flags, reals, out)
-        if flags["lower"]:
-            return _of_itself(a, conj, flags, alpha, epilogue["partial"], out)
-        if b.dtype == COMPLEX:
-            return _by_complex(a, b, conj, flags, reals, out)
-        return _complex_by_real(a, b, conj[0], flags, alpha, epilogue["partial"], out)
+        way = _of_itself if flags["lower"] else _by_complex if b.dtype == COMPLEX else _by_real
+        products, finished = way(a, b, conj, flags, reals, out, take)
+        return finished(*(
+            product.gemm(left, right, precision=flags["precision"], **options)
+            for left, right, options in products
+        ))  # fmt: skip
 
 
 def _sums(a: Array, b: Array, conj: tuple[bool, bool], flags: Options, partial: Array) -> Array:
@@ -240,93 +242,86 @@ def _one_by_one(
 
 
 def _by_complex(
-    a: Array, b: Array, conj: tuple[bool, bool], flags: Options, epilogue: Options, out: Array
-) -> Array:
+    a: Array, b: Array, conj: tuple[bool, bool], flags: Options, epilogue: Options, out: Array,
+    take: Take,
+) -> Way:  # fmt: skip
     """Of a complex B: rows of the real product are pairs, as those of D are."""
     import cupy
 
-    device = a.device.id
     y, trans_b = _by_rows(b, flags["trans_b"])
-    release_left = release_right = nothing
     if a.dtype == COMPLEX:
         x, trans_a = _by_rows(a, flags["trans_a"])
         left = x.view(FLOAT32)
         if trans_a:
-            left, release_left = _split(x, 1.0)
-            left = left.reshape(2 * x.shape[0], x.shape[1])
-        right, release_right = workspace((2 * y.shape[0], 2 * y.shape[1]), device)
+            left = _split(x, 1.0, take).reshape(2 * x.shape[0], x.shape[1])
+        right = take((2 * y.shape[0], 2 * y.shape[1]))
         complex_parts.expand(y, right, complex_parts.signs(trans_b, *conj))
     else:
         left, trans_a = _float32(a), flags["trans_a"]
         if trans_b:
-            right, release_right = _split(y, -1.0 if conj[1] else 1.0)
-            right = right.reshape(2 * y.shape[0], y.shape[1])
+            right = _split(y, -1.0 if conj[1] else 1.0, take).reshape(2 * y.shape[0], y.shape[1])
         else:
             right = (cupy.conj(y) if conj[1] else y).view(FLOAT32)
     views = {name: _as_reals(epilogue[name]) for name in ("c", "partial")}
-    made = product.gemm(
-        left, right,
-        **{**flags, **epilogue, **views, "trans_a": trans_a, "trans_b": trans_b},
-        out=None if out is None else out.view(FLOAT32),
-    )  # fmt: skip
-    release_left()
-    release_right()
-    return made.view(COMPLEX) if out is None else out
+    options = {**epilogue, **views, "trans_a": trans_a, "trans_b": trans_b}
+    options["out"] = None if out is None else out.view(FLOAT32)
+    return [(left, right, options)], lambda made: made.view(COMPLEX) if out is None else out
 
 
-def _complex_by_real(
-    a: Array, b: Array, conj: bool, flags: Options, alpha: float, partial: Array, out: Array
-) -> Array:
+def _by_real(
+    a: Array, b: Array, conj: tuple[bool, bool], flags: Options, epilogue: Options, out: Array,
+    take: Take,
+) -> Way:  # fmt: skip
     """Of a complex A and a real B: rows of the real product are real parts, or imaginary ones."""
     import cupy
 
     x, trans = _by_rows(a, flags["trans_a"])
-    left, release_left = (x.view(FLOAT32), nothing) if trans else _split(x, 1.0)
     k, m = x.shape if trans else x.shape[::-1]
-    left = left if trans else left.reshape(2 * m, k)
+    left = x.view(FLOAT32) if trans else _split(x, 1.0, take).reshape(2 * m, k)
     n = b.shape[-2] if flags["trans_b"] else b.shape[-1]
-    rows, release = workspace((2 * m, n), a.device.id)
-    product.gemm(left, _float32(b), out=rows, **{**flags, "trans_a": trans})
-    release_left()
-    made = cupy.empty((m, n), COMPLEX) if out is None else out
-    sign = -1.0 if conj else 1.0
-    complex_parts.join(rows, made, sign=sign, alpha=alpha, partial=_with_rows(partial))
-    release()
-    return made
+    rows = take((2 * m, n))
+
+    def finished(_: Array) -> Array:
+        made = cupy.empty((m, n), COMPLEX) if out is None else out
+        sign, partial = -1.0 if conj[0] else 1.0, _with_rows(epilogue["partial"])
+        complex_parts.join(rows, made, sign=sign, alpha=epilogue["alpha"], partial=partial)
+        return made
+
+    options = {"trans_a": trans, "trans_b": flags["trans_b"], "out": rows}
+    return [(left, _float32(b), options)], finished
 
 
 def _of_itself(
-    a: Array, conj: tuple[bool, bool], flags: Options, alpha: float, partial: Array, out: Array
-) -> Array:
+    a: Array, _: Array, conj: tuple[bool, bool], flags: Options, epilogue: Options, out: Array,
+    take: Take,
+) -> Way:  # fmt: skip
     """X^H X and the like, X' X and the like: one triangle, mirrored."""
     import cupy
 
-    device, hermitian = a.device.id, conj[0] != conj[1]
+    hermitian = conj[0] != conj[1]
     x, trans = _by_rows(a, flags["trans_a"])
     m = x.shape[1] if trans else x.shape[0]
-    own = {**flags, "trans_a": trans, "trans_b": not trans, "lower": False}
     # In memory a row of real parts, then one of imaginary ones: two rows, or along k a long one.
-    parts, release = _split(x, -1.0 if all(conj) else 1.0)
+    parts = _split(x, -1.0 if all(conj) else 1.0, take)
     turned = (2 * len(x), m) if trans else (m, 2 * x.shape[1])
     whole = other = parts.reshape(turned)
-    release_other = nothing
     if not hermitian:  # Xr' Xr - Xi' Xi
-        other, release_other = _split(x, 1.0 if all(conj) else -1.0)
-        other = other.reshape(turned)
-    re, release_re = workspace((m, m), device)
-    product.gemm(whole, other, out=re, **{**own, "lower": True})
-    release_other()
+        other = _split(x, 1.0 if all(conj) else -1.0, take).reshape(turned)
     # In X^H X the imaginary part is Xr' Xi - Xi' Xr, in X X^H it is Xi Xr' - Xr Xi'.
     first, second = (parts[:, i] for i in ((1, 0) if conj[1] and hermitian else (0, 1)))
-    s, release_s = workspace((m, m), device)
-    product.gemm(first, second, out=s, **own)
-    release()
-    made = cupy.empty((m, m), COMPLEX) if out is None else out
-    sign = -1.0 if hermitian else 1.0
-    complex_parts.mirror(re, s, made, sign=sign, alpha=alpha, partial=_with_rows(partial))
-    release_re()
-    release_s()
-    return made
+    re, s = take((m, m)), take((m, m))
+
+    def finished(*_: Array) -> Array:
+        made = cupy.empty((m, m), COMPLEX) if out is None else out
+        sign, partial = -1.0 if hermitian else 1.0, _with_rows(epilogue["partial"])
+        complex_parts.mirror(re, s, made, sign=sign, alpha=epilogue["alpha"], partial=partial)
+        return made
+
+    sides = {"trans_a": trans, "trans_b": not trans}
+    products = [
+        (whole, other, {**sides, "out": re, "lower": True}), (first, second, {**sides, "out": s})
+    ]  # fmt: skip
+    return products, finished
 
 
 def _by_rows(x: Array, trans: bool = False) -> tuple[Array, bool]:
@@ -359,11 +354,11 @@ def _as_reals(x: Array) -> Array:
     return None if x is None else _with_rows(x).view(FLOAT32)
 
 
-def _split(x: Array, sign: float) -> tuple[Array, Any]:
+def _split(x: Array, sign: float, take: Take) -> Array:
     """Real parts of each row, and `sign` times the imaginary ones, shape (r, 2, c)."""
-    parts, release = workspace((x.shape[0], 2, x.shape[1]), x.device.id)
+    parts = take((x.shape[0], 2, x.shape[1]))
     complex_parts.split(x, parts, sign)
-    return parts, release
+    return parts
 
 
 def _float32(x: Array) -> Array:

@@ -104,11 +104,11 @@ def choose_packed(sizes: GemmSizes, scheme: str, refused: str | None, device: De
         Why one of them keeps its source.
     device : Device
     """
-    if refused is not None:
-        return Choice(FFMA, scheme, refused)
-    if entries_for(device.limits) and 0 not in (sizes.m, sizes.n, sizes.k):
+    empty = 0 in (sizes.m, sizes.n, sizes.k)
+    if refused is None and not empty and entries_for(device.limits):
         return Choice(SPLIT, scheme, "the operands are packed")
-    return Choice(FFMA, scheme, _why_not(sizes, scheme, device) or "there is nothing to multiply")
+    none = "there is nothing to multiply" if empty else "the GPU has no tensor cores for it"
+    return Choice(FFMA, scheme, refused or none)
 
 
 def _why_not(sizes: GemmSizes, precision: str, device: Device) -> str | None:

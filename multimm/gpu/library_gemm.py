@@ -20,7 +20,7 @@ from multimm.errors import ArrayTypeError, ShapeError
 from multimm.gpu.arrays import is_cupy
 from multimm.gpu.dtypes import accumulate_dtype, result_dtype, scaled_dtype
 from multimm.gpu.integers import gemm as integers
-from multimm.gpu.validate import check_addend, product_shape
+from multimm.gpu.problem import check_addend, product_shape
 
 Array = Any
 Scalar = complex | np.generic

@@ -94,7 +94,7 @@ def wanted(capability: int) -> Iterator[Wanted]:
     if _broad(limits_for(capability), paying):
         guards += (IF_BROAD,)
     for parts, guard in product(CAPACITIES, guards):
-        defines = (*sum_config(4, parts, 16).defines().items(), *guard)
+        defines = (*sum_config(parts, 16).defines().items(), *guard)
         yield Wanted("add_partials.cu", defines)
 
 

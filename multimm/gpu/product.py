@@ -22,7 +22,7 @@ from multimm.gpu.kernel_selection import (
     choose_packed,
     note,
 )
-from multimm.gpu.problem import Problem
+from multimm.gpu.problem import Problem, check_beta, check_product
 from multimm.gpu.runtime import launch_cache
 from multimm.gpu.runtime.launch import device_of
 from multimm.gpu.runtime.launch_cache import Run
@@ -31,7 +31,6 @@ from multimm.gpu.simt import gemm as simt_gemm
 from multimm.gpu.simt.configs import TileConfig
 from multimm.gpu.strides import GemmSizes
 from multimm.gpu.subproducts import along_k, of_a_stack
-from multimm.gpu.validate import check_beta, check_product
 
 Array = Any
 Operand = Any  #: a cupy.ndarray or a PackedBlock

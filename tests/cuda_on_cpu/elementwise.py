@@ -92,7 +92,7 @@ def tree_sum(parts: list[np.ndarray]) -> np.ndarray:
 
 def add_cases(defines: Mapping[str, int], count: int) -> Iterator[Case]:
     """D = alpha * sum of the parts + beta * C, to the last bit."""
-    dtype = f"f{defines['ELEMENT_BYTES']}"
+    dtype = "f4"
     vector = defines["VECTOR"]
     span = defines["THREADS"] * vector * defines["UNROLL"]
     rng = np.random.default_rng(5)

@@ -24,7 +24,7 @@ from cuda_on_cpu.residuals import residual_cases
 from cuda_on_cpu.split_products import split_cases
 from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.simt.configs import REGISTRY, TileConfig
-from multimm.gpu.simt.thin import AxpyConfig, DotConfig, OuterConfig
+from multimm.gpu.simt.thin import OUTER_COLS, ThinConfig, axpy_config, dot_config, outer_config
 
 #: Kernels that are more than plain CUDA C++: their arithmetic has a model in NumPy.
 NOT_PLAIN = frozenset({"sgemm_split.cu"})
@@ -99,18 +99,17 @@ def ffma(way: str, config: TileConfig, *, wide: str = "", **more: int) -> Varian
     )  # fmt: skip
 
 
-def skinny(entry: str, way: str, config: DotConfig | AxpyConfig | OuterConfig, *,
-           turned: bool = False, wide: bool = False) -> Variant:  # fmt: skip
+def skinny(way: str, config: ThinConfig, *, turned: bool = False, wide: bool = False) -> Variant:
     """A kernel for few columns of D, with `turned` for few rows, or for a thin k."""
-    few, span, sums = getattr(config, "cols", 9999), getattr(config, "span", 0), 9999
-    defines = {**config.defines(), "TRANS_A": int(way[0] == "t"), "TRANS_B": int(way[1] == "t")}
-    if isinstance(config, OuterConfig):
-        tile, sums = Tile(config.block_rows, config.BLOCK_COLS, 3, config.threads), config.thin
+    few, sums = config.defines.get("COLS", 9999), config.defines.get("THIN", 9999)
+    defines = {**config.defines, "TRANS_A": int(way[0] == "t"), "TRANS_B": int(way[1] == "t")}
+    if config.kernel == "sgemm_outer":
+        tile = Tile(config.span, OUTER_COLS, 3, config.threads)
     else:
-        sides = (few, span) if turned else (span, few)
+        sides = (few, config.span) if turned else (config.span, few)
         tile = Tile(*sides, config.chunk, config.threads, config.shared_bytes)
         defines["TURNED"] = int(turned)
-    if isinstance(config, AxpyConfig):
+    if config.kernel == "sgemm_axpy":
         defines["WIDE"] = int(wide)
 
     def cases() -> Iterator[Case]:
@@ -120,10 +119,10 @@ def skinny(entry: str, way: str, config: DotConfig | AxpyConfig | OuterConfig, *
             stored = stored.with_whole_rows(wide and not turned, wide and turned)
             side = {"m": min(stored.m, few)} if turned else {"n": min(stored.n, few)}
             yield products.product_case(
-                entry, tile, sliced, replace(stored, k=min(stored.k, sums), **side), seed
+                config.kernel, tile, sliced, replace(stored, k=min(stored.k, sums), **side), seed
             )
 
-    return Variant(f"{entry}.cu", tuple(defines.items()), cases)
+    return Variant(f"{config.kernel}.cu", tuple(defines.items()), cases)
 
 
 def transpose(word_bytes: int, words: int = 1, *, vector: int = 1, slots: int = 32,
@@ -135,11 +134,9 @@ def transpose(word_bytes: int, words: int = 1, *, vector: int = 1, slots: int = 
     return Variant(file, tuple(defines.items()), lambda: transpose_cases(defines))
 
 
-def add(element_bytes: int, capacity: int, vector: int, unroll: int, parts: int,
-        **more: int) -> Variant:  # fmt: skip
+def add(capacity: int, vector: int, unroll: int, parts: int, **more: int) -> Variant:
     """The sum of partial products."""
-    defines = {"ELEMENT_BYTES": element_bytes, "CAPACITY": capacity, "VECTOR": vector,
-               "UNROLL": unroll, "THREADS": 64, **more}  # fmt: skip
+    defines = {"CAPACITY": capacity, "VECTOR": vector, "UNROLL": unroll, "THREADS": 64, **more}
 
     def cases() -> Iterable[Case]:
         return (
@@ -233,18 +230,18 @@ TABLE: tuple[Variant, ...] = (
     ffma("tn", _FFMA_TALL, wide="ab"),
     ffma("tn", replace(_FFMA, stages=2), wide="ab", arch=750),
     ffma("tt", replace(_FFMA, stages=4), wide="a"),
-    skinny("sgemm_dot", "nn", DotConfig(4, 2, 4, 2, 2, 1)),
-    skinny("sgemm_dot", "nt", DotConfig(1, 1, 2, 1, 3, 1)),
-    skinny("sgemm_dot", "nt", DotConfig(2, 4, 2, 2, 2, 1), turned=True),
-    skinny("sgemm_dot", "tt", DotConfig(16, 4, 2, 1, 2, 1), turned=True),
-    skinny("sgemm_axpy", "tn", AxpyConfig(4, 8, 1, 4, 2, 1), wide=True),
-    skinny("sgemm_axpy", "tt", AxpyConfig(1, 8, 2, 4, 3, 1)),
-    skinny("sgemm_axpy", "nn", AxpyConfig(2, 32, 4, 2, 1, 1), turned=True, wide=True),
-    skinny("sgemm_axpy", "tn", AxpyConfig(16, 16, 1, 2, 2, 1), turned=True),
-    skinny("sgemm_outer", "nn", OuterConfig(7, 16)),
-    skinny("sgemm_outer", "nt", OuterConfig(1, 8)),
-    skinny("sgemm_outer", "tn", OuterConfig(12, 24)),
-    skinny("sgemm_outer", "tt", OuterConfig(3, 16)),
+    skinny("nn", dot_config(4, 2, 4, 2, 2, 1)),
+    skinny("nt", dot_config(1, 1, 2, 1, 3, 1)),
+    skinny("nt", dot_config(2, 4, 2, 2, 2, 1), turned=True),
+    skinny("tt", dot_config(16, 4, 2, 1, 2, 1), turned=True),
+    skinny("tn", axpy_config(4, 8, 1, 4, 2, 1), wide=True),
+    skinny("tt", axpy_config(1, 8, 2, 4, 3, 1)),
+    skinny("nn", axpy_config(2, 32, 4, 2, 1, 1), turned=True, wide=True),
+    skinny("tn", axpy_config(16, 16, 1, 2, 2, 1), turned=True),
+    skinny("nn", outer_config(7, 16)),
+    skinny("nt", outer_config(1, 8)),
+    skinny("tn", outer_config(12, 24)),
+    skinny("tt", outer_config(3, 16)),
     transpose(1),
     transpose(2, threads=512),
     transpose(4),
@@ -261,14 +258,13 @@ TABLE: tuple[Variant, ...] = (
     transpose(2, vector=4, slots=16, threads=64, SKEW=16),
     transpose(8, vector=1, slots=32, threads=128, SKEW=4),
     transpose(8, vector=2, slots=8, threads=64, SKEW=4),
-    add(4, 2, 4, 1, 1),
-    add(4, 8, 1, 2, 5),
-    add(4, 64, 4, 2, 50),
-    add(4, 64, 4, 1, 64),
-    add(8, 8, 2, 1, 3),
-    add(4, 8, 2, 1, 8, GUARDED=products.CAP, REFUSED=1),
-    add(4, 2, 1, 1, 2, GUARDED=products.CAP, REFUSED=0),
-    add(4, 2, 1, 1, 2, GUARDED=products.CAP, REFUSED=2),
+    add(2, 4, 1, 1),
+    add(8, 1, 2, 5),
+    add(64, 4, 2, 50),
+    add(64, 4, 1, 64),
+    add(8, 2, 1, 8, GUARDED=products.CAP, REFUSED=1),
+    add(2, 1, 1, 2, GUARDED=products.CAP, REFUSED=0),
+    add(2, 1, 1, 2, GUARDED=products.CAP, REFUSED=2),
     copying(2, 64, 1),
     copying(5, 32, 3),
     copying(60, 32, 4),

@@ -215,12 +215,6 @@ def test_the_callers_stream_is_used():
         assert_packed(pack_tiles(given, side="a"), x, "float32")
 
 
-def test_repeated_elements_are_copied():
-    row = np.random.default_rng(17).standard_normal((1, 70)).astype(np.float32)
-    block = pack_tiles(cupy.broadcast_to(cupy.asarray(row), (40, 70)), side="a")
-    assert_packed(block, np.ascontiguousarray(np.broadcast_to(row, (40, 70))), "float32")
-
-
 @pytest.mark.parametrize("family", ["cuda", "dask", "pickle"])
 @pytest.mark.parametrize("kind", ["normal", "rests", "not finite"])
 def test_blocks_travel_as_dask_sends_them(kind, family):

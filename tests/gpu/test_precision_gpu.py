@@ -12,7 +12,6 @@ import multimm
 from multimm.errors import KernelError
 from multimm.gpu import product
 from multimm.gpu.kernel_selection import last_choice
-from multimm.gpu.runtime import launch_cache
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
@@ -201,33 +200,6 @@ def test_packed_operands_keep_the_promise_also_of_a_short_k(k):
     for result in (gemm(a, b), gemm(a, placed(y))):
         assert error_u(result, x, y) <= k + 2
         assert last_choice().kernel == ("sgemm_ffma" if k < 256 else "sgemm_split")
-
-
-@pytest.mark.parametrize("flagged_first", [True, False])
-def test_a_flagged_operand_decides_for_no_other_product(flagged_first):
-    """Nor does what runs for small plain products decide what is said of flagged ones."""
-    m, n, k = (M, N, K) if flagged_first else (64, 64, 256)
-    x, y = normal(m, k), normal(k, n, seed=1)
-    odd = x.copy()
-    odd[3, 4] = np.nan
-    launch_cache.forget()
-    a, b = pack(placed(odd), side="a"), pack(placed(y), side="b")
-    like_unpacked = cupy.asfortranarray(placed(y))
-    calls = {"flagged": lambda: gemm(a, b),
-             "plain": lambda: multimm.matmul(placed(x), like_unpacked)}  # fmt: skip
-    for name in (sorted(calls) if flagged_first else sorted(calls, reverse=True)) * 2:
-        calls[name]()
-        assert ("operand a has 1 elements" in last_choice().reason) == (name == "flagged")
-        expected = "sgemm_split" if flagged_first and name == "plain" else "sgemm_ffma"
-        assert last_choice().kernel == expected
-
-
-@pytest.mark.parametrize("k", [256, 1000])
-def test_tf32_of_packed_operands(k):
-    x, y = normal(M, k), normal(k, N, seed=1)
-    a, b = pack(placed(x), side="a", scheme="tf32"), pack(placed(y), side="b", scheme="tf32")
-    assert 24 < error_u(gemm(a, b), x, y) <= 2**15 + 2 * k
-    assert last_choice().kernel == "sgemm_split"
 
 
 @pytest.mark.parametrize("k", [256, K])

@@ -34,11 +34,11 @@ from multimm.gpu.emulated.configs import BROAD_PRODUCTS, PARTS, SPLIT_REGISTRY, 
 from multimm.gpu.emulated.gemm import prepared
 from multimm.gpu.integers import tensor_cores
 from multimm.gpu.kernel_selection import SPLIT, Choice, last_choice
+from multimm.gpu.problem import check_product
 from multimm.gpu.product import gemm
 from multimm.gpu.runtime.jit import compile_text, target_for
 from multimm.gpu.runtime.launch import device_of
 from multimm.gpu.simt.configs import REGISTRY
-from multimm.gpu.validate import check_product
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy

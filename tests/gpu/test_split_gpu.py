@@ -214,32 +214,6 @@ def test_scales_reach_over_all_of_float32():
     assert (~normal).any()
 
 
-def test_a_result_in_columns():
-    rng = np.random.default_rng(23)
-    a, b, c, p, exact = case(rng, 65, 40, 133)
-    out = cupy.empty((65, 40), np.float32, order="F")
-    gemm(*both(a, b), beta=2, c=cupy.asarray(c), partial=cupy.asarray(p, order="F"), out=out)
-    assert_exact(out, exact + p + 2 * c, "F order")
-
-
-def test_a_product_can_be_captured_in_a_graph():
-    rng = np.random.default_rng(29)
-    a, b, _, _, exact = case(rng, 300, 200, 500)
-    operands = both(a, b)
-    out = cupy.zeros((300, 200), np.float32)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    cupy.cuda.Device().synchronize()
-    with stream:
-        stream.begin_capture()
-        gemm(*operands, out=out)
-        graph = stream.end_capture()
-        for _ in range(2):
-            out[...] = 0
-            graph.launch(stream)
-            stream.synchronize()
-            assert_exact(out, exact, "replayed")
-
-
 def test_result_of_more_than_2_to_31_elements():
     m, n, k = 46_341, 46_349, 3
     if cupy.cuda.Device().mem_info[0] < 3 * m * n * 4:

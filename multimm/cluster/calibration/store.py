@@ -92,16 +92,15 @@ def keep(found: Rates) -> Path | None:
         _known[where] = _joined(_known.get(where, Rates()), found)
         logger.warning("the rates hold for this process alone: set MULTIMM_CACHE_DIR")
         return None
-    with file_cache.alone(where):
-        # Another process may have written meanwhile; what only this one knows is kept, too.
-        rates = _joined(_known.get(where, Rates()), _read(where), found)
-        _known[where] = rates
-        content = {
-            "format": _FORMAT,
-            "devices": [one._asdict() for one in rates.devices],
-            "links": [one._asdict() for one in rates.links],
-        }
-        written = file_cache.write(where, json.dumps(content, indent=1).encode())
+    # Another process may have written meanwhile; what only this one knows is kept, too.
+    rates = _joined(_known.get(where, Rates()), _read(where), found)
+    _known[where] = rates
+    content = {
+        "format": _FORMAT,
+        "devices": [one._asdict() for one in rates.devices],
+        "links": [one._asdict() for one in rates.links],
+    }
+    written = file_cache.write(where, json.dumps(content, indent=1).encode())
     return where if written else None
 
 

@@ -16,11 +16,11 @@ import numpy as np
 
 from multimm.errors import OptionError, ShapeError
 from multimm.gpu.arch import MAX_PARTS, Guard, defines
+from multimm.gpu.problem import check_arrays, check_beta, copied
 from multimm.gpu.runtime import launch_cache
 from multimm.gpu.runtime.launch import MAX_GRID_Z, by_value, kernel_for
-from multimm.gpu.runtime.workspace import copied, not_captured
+from multimm.gpu.runtime.workspace import not_captured
 from multimm.gpu.strides import Axis, collapse, common_alignment
-from multimm.gpu.validate import check_arrays, check_beta
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ Grid = tuple[int, int, int]
 CAPACITIES = (2, 4, 8, MAX_PARTS)
 #: Thread blocks of one launch.
 MAX_GRID_X = 2**31 - 1
+FLOAT = 4  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,6 @@ class AddConfig:
 
     Parameters
     ----------
-    element_bytes : int
-        4 for float32, 8 for float64.
     capacity : int
         Parts that it can add.
     vector : int, optional
@@ -52,7 +51,6 @@ class AddConfig:
         Of a block.
     """
 
-    element_bytes: int
     capacity: int
     vector: int = 1
     unroll: int = 1
@@ -68,12 +66,12 @@ class AddConfig:
         return defines(self)
 
 
-def config_for(element_bytes: int, parts: int, alignment: int) -> AddConfig:
+def config_for(parts: int, alignment: int) -> AddConfig:
     """Return the configuration for some parts, in rows that begin on an alignment in bytes."""
-    vector = max(1, alignment // element_bytes)
+    vector = max(1, alignment // FLOAT)
     capacity = next(most for most in CAPACITIES if parts <= most)
     # Single elements need more of them on their way; measured on an H200, as the rest.
-    return AddConfig(element_bytes, capacity, vector, unroll=1 if vector > 1 else 8)
+    return AddConfig(capacity, vector, unroll=1 if vector > 1 else 8)
 
 
 def add_partials(
@@ -166,13 +164,13 @@ def prepared_sum(
     count = given - 1 - (beta != 0)
     axes = _axes(operands)
     *_, batches, rows, (cols, _) = axes
-    config = config_for(out.itemsize, count, _alignment(operands, axes, out.itemsize))
+    config = config_for(count, _alignment(operands, axes))
     kernel = kernel_for(
         out.device.id, "add_partials.cu", "add_partials",
         (*config.defines().items(), *guard),
     )  # fmt: skip
-    leading = (cols, out.dtype.type(alpha), out.dtype.type(beta), count)
-    calls = _calls(axes, config.span, out.itemsize)
+    leading = (cols, np.float32(alpha), np.float32(beta), count)
+    calls = _calls(axes, config.span)
     c, d = config.capacity, config.capacity + 1  # where they lie in the table
     places = [*range(count), *([] if beta == 0 else [c]), d]
     template = np.zeros((d + 1, 3), np.int64)
@@ -204,13 +202,13 @@ def _axes(operands: Sequence[Array]) -> list[Axis]:
     return [Axis(1, (0,) * len(operands))] * (3 - len(axes)) + axes
 
 
-def _alignment(operands: Sequence[Array], axes: Sequence[Axis], itemsize: int) -> int:
+def _alignment(operands: Sequence[Array], axes: Sequence[Axis]) -> int:
     """Of all rows of all operands, in bytes."""
     steps = (step for size, steps in axes[:-1] for step in steps if size > 1)
-    return common_alignment(*(x.data.ptr for x in operands), *(step * itemsize for step in steps))
+    return common_alignment(*(x.data.ptr for x in operands), *(step * FLOAT for step in steps))
 
 
-def _calls(axes: Sequence[Axis], span: int, itemsize: int) -> list[tuple[Grid, list[int]]]:
+def _calls(axes: Sequence[Axis], span: int) -> list[tuple[Grid, list[int]]]:
     """The launches of blocks of so many columns: a grid, and where each operand begins in bytes."""
     *beyond, batches, rows, (cols, _) = axes
     spans = -(-cols // span)
@@ -222,8 +220,7 @@ def _calls(axes: Sequence[Axis], span: int, itemsize: int) -> list[tuple[Grid, l
     ):
         moves = list(zip((*far, z, row), (*beyond, batches, rows), strict=True))
         offsets = [
-            sum(i * axis.strides[n] for i, axis in moves) * itemsize
-            for n in range(len(rows.strides))
+            sum(i * axis.strides[n] for i, axis in moves) * FLOAT for n in range(len(rows.strides))
         ]
         grid = (min(rows.size - row, at_once) * spans, 1, min(batches.size - z, MAX_GRID_Z))
         logger.debug("launch grid=%s operands=%d cols=%d", grid, len(offsets), cols)

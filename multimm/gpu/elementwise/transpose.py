@@ -14,7 +14,7 @@ from typing import Any
 
 from multimm.errors import ShapeError
 from multimm.gpu.arch import defines
-from multimm.gpu.problem import describe
+from multimm.gpu.problem import check_arrays, describe
 from multimm.gpu.runtime import launch_cache
 from multimm.gpu.runtime.launch import (
     TRANSPOSE_SIGNATURE,
@@ -24,7 +24,6 @@ from multimm.gpu.runtime.launch import (
     prepare,
 )
 from multimm.gpu.strides import Axis, Stack, common_alignment
-from multimm.gpu.validate import check_arrays
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,8 @@ goes on from what the first one has left in D.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +31,7 @@ BLOCKS = 5
 _THREADS, _FLOAT = 256, 4
 _STRUCT = struct.Struct("16Q")  # of the kernel: 8 members for each of two operands
 _BY_VALUE = np.dtype((np.void, _STRUCT.size))
+Broad = Callable[[Sequence[int], Sequence[tuple[int, int]], int], None]  #: see `prepared`
 
 
 def pack_defines(precision: str) -> tuple[tuple[str, int], ...]:
@@ -54,44 +54,6 @@ class _Part(NamedTuple):
     multiply: Run
 
 
-@dataclass(frozen=True, slots=True)
-class Broad:
-    """The launches that pack and multiply data of a wide range, and return for any other."""
-
-    kernel: Any
-    blocks: int  #: at most, of the kernel
-    parts: tuple[_Part, ...]
-
-    def __call__(
-        self, pointers: Sequence[int], packed: Sequence[tuple[int, int]], counts: int
-    ) -> None:
-        """Compute D on the current stream, if what packing has counted says so.
-
-        Parameters
-        ----------
-        pointers : sequence of int
-            The addresses of A, B, C, P and D.
-        packed : sequence of (int, int)
-            Of each operand that is packed, memory for `tile_bytes`, and the exponents of
-            kernels/split_pack.cu.
-        counts : int
-            The address of what packing has counted.
-        """
-        a, b, c, addend, d = pointers
-        for i, part in enumerate(self.parts):
-            values: list[int] = []
-            for x, start, members, (tiles, exponents) in zip(
-                (a, b), part.starts, part.members, packed, strict=False
-            ):
-                values += (x + start, *members, tiles, exponents)
-            values += [0] * (16 - len(values))
-            operands = np.frombuffer(_STRUCT.pack(*values), _BY_VALUE)
-            grid = min(part.tasks, self.blocks), 1, 1
-            self.kernel(grid, (_THREADS, 1, 1), (operands, counts))
-            last = i == len(self.parts) - 1
-            part.multiply((*packed[0], *packed[-1], c * last, d if i else addend, d, counts))
-
-
 def prepared(problem: Problem, sources: Sequence[Source], precision: str) -> Broad:
     """Decide how a product is computed if its data has a wide range.
 
@@ -102,6 +64,13 @@ def prepared(problem: Problem, sources: Sequence[Source], precision: str) -> Bro
     sources : sequence of Source
         Its operands, or one for both.
     precision : {"float32", "tf32"}
+
+    Returns
+    -------
+    callable
+        Computes D on the current stream, if what packing has counted says so. Takes the addresses
+        of A, B, C, P and D; of each operand that is packed, memory for `tile_bytes`, and the
+        exponents of kernels/split_pack.cu; and the address of what packing has counted.
     """
     a, b, c, addend, d = problem.operands
     _, slabs = tiles_for(1, problem.shape.k)
@@ -121,7 +90,23 @@ def prepared(problem: Problem, sources: Sequence[Source], precision: str) -> Bro
             members.append((ld, rows, length, along_k, wide))
             panels, here = tiles_for(rows, length)
             tasks += panels * here
-        run = multiply.prepared(part, BROAD_PRODUCTS[precision])
-        parts.append(_Part(tasks, tuple(starts), tuple(members), run))
+        multiplying = multiply.prepared(part, BROAD_PRODUCTS[precision])
+        parts.append(_Part(tasks, tuple(starts), tuple(members), multiplying))
     kernel = kernel_for(problem.device, "broad_pack.cu", "broad_pack", pack_defines(precision))
-    return Broad(kernel, device_of(problem.device).multiprocessors * BLOCKS, tuple(parts))
+    blocks = device_of(problem.device).multiprocessors * BLOCKS
+
+    def run(pointers: Sequence[int], packed: Sequence[tuple[int, int]], counts: int) -> None:
+        a, b, c, addend, d = pointers
+        for i, part in enumerate(parts):
+            values: list[int] = []
+            for x, start, members, (tiles, exponents) in zip(
+                (a, b), part.starts, part.members, packed, strict=False
+            ):
+                values += (x + start, *members, tiles, exponents)
+            values += [0] * (16 - len(values))
+            operands = np.frombuffer(_STRUCT.pack(*values), _BY_VALUE)
+            kernel((min(part.tasks, blocks), 1, 1), (_THREADS, 1, 1), (operands, counts))
+            last = i == len(parts) - 1
+            part.multiply((*packed[0], *packed[-1], c * last, d if i else addend, d, counts))
+
+    return run

@@ -17,17 +17,15 @@ import functools
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from multimm.gpu.arch import RESIDUAL_CAP
 from multimm.gpu.emulated import broad, multiply, outliers, pack
-from multimm.gpu.emulated.broad import Broad
 from multimm.gpu.emulated.configs import PRODUCTS, broad_pays
-from multimm.gpu.emulated.outliers import Adding, Lists
-from multimm.gpu.emulated.pack import COUNTED, Packing, Source
+from multimm.gpu.emulated.outliers import Lists
+from multimm.gpu.emulated.pack import COUNTED, Source
 from multimm.gpu.emulated.packed import why_refused
 from multimm.gpu.kernel_selection import FFMA, Choice, note
 from multimm.gpu.problem import Problem
@@ -46,6 +44,7 @@ _ALIGNMENT = 256  # of everything in the workspace, in bytes
 #: Of a larger head, which products of 65536 squares have, a copy of what packing has counted is
 #: kept until somebody asks for it: one more call. Arbitrary.
 KEPT_BYTES = 2**20
+NO_MEMORY = "no memory is left to pack the operands in"
 
 
 def prepared(problem: Problem, choice: Choice) -> Run:
@@ -71,115 +70,94 @@ def prepared(problem: Problem, choice: Choice) -> Run:
             problem.arrays, problem.stacks, "ab", problem.trans, strict=False
         )
     ][: 1 if problem.symmetric else 2]
-    scheme, device = choice.precision, device_of(problem.device)
-    is_large = broad_pays(*problem.shape[1:], scheme, device)
-    return _Product(
-        problem.device,
-        choice,
-        pack.prepared(sources, scheme, problem.device),
-        _Room.of(sources, scheme, is_large),
-        multiply.prepared(problem, PRODUCTS[scheme]),
-        outliers.prepared(
-            *problem.shape[1:], scheme, problem.device, problem.alpha, problem.stacks[-1].ld
-        ),
-        broad.prepared(problem, sources, scheme) if is_large else None,
-        gemm.prepared(problem, None, if_refused=True),
+    scheme, device = choice.precision, problem.device
+    is_large = broad_pays(*problem.shape[1:], scheme, device_of(device))
+    packing = pack.prepared(sources, scheme, device)
+    offsets, size = _room(sources, scheme, is_large)
+    multiplying = multiply.prepared(problem, PRODUCTS[scheme])
+    adding = outliers.prepared(
+        *problem.shape[1:], scheme, device, problem.alpha, problem.stacks[-1].ld
     )
+    wide = broad.prepared(problem, sources, scheme) if is_large else None
+    instead = gemm.prepared(problem, None, if_refused=True)
+
+    def run(pointers: Sequence[int]) -> None:  # kept: it must refer to no operand
+        import cupy
+
+        a, b, c, partial, d = pointers
+        stream = cupy.cuda.get_current_stream()
+        try:
+            head, release_head = workspace((-(-packing.head_bytes // 4),), device)
+            body, release_body = workspace((size // 4,), device)
+        except MemoryError:  # of CuPy's pool, or RMM's
+            body = None
+        if body is None:
+            head = None  # its memory may be all that there is
+            logger.warning("%s (%d bytes): a product runs with FP32 multiply-adds, slower and with "
+                           "other bits", NO_MEMORY, packing.head_bytes + size)  # fmt: skip
+            _without_packing(instead, pointers, device)
+            note(Choice(FFMA, scheme, NO_MEMORY))
+            return
+        counts, first = head.data.ptr, body.data.ptr
+        parts = [(first + tiles, first + exponents) for tiles, exponents in offsets]
+        packing(counts, [(x, *at) for x, at in zip((a, b), parts, strict=False)])
+        if len(parts) == 1:  # what was counted of A holds for B
+            copy(counts + 16, counts, 16)
+        multiplying((*parts[0], *parts[-1], c, partial, d, counts))
+        of_a, of_b = (counts + packing.lists[i] for i in (0, -1))
+        adding(
+            Lists(*parts[0], 0, of_a, of_a + 8 * RESIDUAL_CAP),
+            Lists(*parts[-1], 0, of_b, of_b + 8 * RESIDUAL_CAP), d, counts,
+        )  # fmt: skip
+        if wide is not None:
+            wide(pointers, parts, counts)
+        release_body()
+        del body  # what comes instead may need its memory
+        instead((*pointers, counts))
+        release_head()
+        if capturing():
+            note(choice._replace(reason=f"{choice.reason}, whenever the graph's data "
+                                        "are carried by FP16 parts"))  # fmt: skip
+        else:
+            note(choice, functools.partial(_what_ran, choice, _counted(head, device), stream))
+
+    return run
 
 
-class _Room(NamedTuple):
-    """Where packed operands lie in a workspace, in bytes."""
-
-    offsets: tuple[tuple[int, int], ...]  #: tiles and exponents of A, and of B if it is another
-    size: int
-
-    @classmethod
-    def of(cls, sources: Sequence[Source], scheme: str, is_large: bool) -> _Room:
-        offsets, end = [], 0
-        for source in sources:
-            tiles = math.prod(source.tile_shape(scheme)) * 2
-            if is_large:  # one slab more, if that
-                tiles = max(tiles, broad.tile_bytes(source, scheme))
-            exponents = end + _up(tiles)
-            offsets.append((end, exponents))
-            end = exponents + _up(source.height * 4)
-        return cls(tuple(offsets), end)
+def _room(
+    sources: Sequence[Source], scheme: str, is_large: bool
+) -> tuple[list[tuple[int, int]], int]:
+    """Where tiles and exponents of each operand lie in a workspace, and its size, in bytes."""
+    offsets, end = [], 0
+    for source in sources:
+        tiles = math.prod(source.tile_shape(scheme)) * 2
+        if is_large:  # one slab more, if that
+            tiles = max(tiles, broad.tile_bytes(source, scheme))
+        exponents = end + _up(tiles)
+        offsets.append((end, exponents))
+        end = exponents + _up(source.height * 4)
+    return offsets, end
 
 
 def _up(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-@dataclass(frozen=True, slots=True)
-class _Product:
-    """The launches of a product with all decided but where its operands lie."""
+def _counted(head: Array, device: int) -> Array:
+    """What the head begins with, in little memory: until the next product it stays taken."""
+    if head.nbytes <= KEPT_BYTES:
+        return head
+    counts, _ = workspace((COUNTED // 4,), device)
+    copy(counts.data.ptr, head.data.ptr, COUNTED)
+    return counts
 
-    device: int
-    choice: Choice
-    packing: Packing
-    room: _Room
-    multiply: Run
-    add: Adding
-    broad: Broad | None
-    instead: Run
 
-    def __call__(self, pointers: Sequence[int]) -> None:
-        import cupy
-
-        a, b, c, partial, d = pointers
-        stream = cupy.cuda.get_current_stream()
-        try:
-            head, release_head = workspace((-(-self.packing.head_bytes // 4),), self.device)
-            body, release_body = workspace((self.room.size // 4,), self.device)
-        except MemoryError:  # of CuPy's pool, or RMM's
-            body = None
-        if body is None:
-            head = None  # its memory may be all that there is
-            self._without_packing(pointers)
-            return
-        counts, first = head.data.ptr, body.data.ptr
-        parts = [(first + tiles, first + exponents) for tiles, exponents in self.room.offsets]
-        self.packing(counts, [(x, *at) for x, at in zip((a, b), parts, strict=False)])
-        if len(parts) == 1:  # what was counted of A holds for B
-            copy(counts + 16, counts, 16)
-        self.multiply((*parts[0], *parts[-1], c, partial, d, counts))
-        self.add(self._lists(0, counts, *parts[0]), self._lists(-1, counts, *parts[-1]), d, counts)
-        if self.broad is not None:
-            self.broad(pointers, parts, counts)
-        release_body()
-        del body  # what comes instead may need its memory
-        self.instead((*pointers, counts))
-        release_head()
-        if capturing():
-            note(self.choice._replace(reason=f"{self.choice.reason}, whenever the graph's data "
-                                             "are carried by FP16 parts"))  # fmt: skip
-        else:
-            note(
-                self.choice, functools.partial(_what_ran, self.choice, self._counted(head), stream)
-            )
-
-    def _counted(self, head: Array) -> Array:
-        """What the head begins with, in little memory: until the next product it stays taken."""
-        if self.packing.head_bytes <= KEPT_BYTES:
-            return head
-        counts, _ = workspace((COUNTED // 4,), self.device)
-        copy(counts.data.ptr, head.data.ptr, COUNTED)
-        return counts
-
-    def _without_packing(self, pointers: Sequence[int]) -> None:
-        """Compute by what comes instead, as if both operands were refused."""
-        reason = "no memory is left to pack the operands in"
-        logger.warning("%s (%d bytes): a product runs with FP32 multiply-adds, slower and with "
-                       "other bits", reason, self.packing.head_bytes + self.room.size)  # fmt: skip
-        counts, release = workspace((COUNTED // 4,), self.device)
-        fill(counts.data.ptr, 1, COUNTED)
-        self.instead((*pointers, counts.data.ptr))
-        release()
-        note(Choice(FFMA, self.choice.precision, reason))
-
-    def _lists(self, i: int, head: int, tiles: int, exponents: int) -> Lists:
-        places = head + self.packing.lists[i]
-        return Lists(tiles, exponents, 0, places, places + 8 * RESIDUAL_CAP)
+def _without_packing(instead: Run, pointers: Sequence[int], device: int) -> None:
+    """Compute by what comes instead, as if both operands were refused."""
+    counts, release = workspace((COUNTED // 4,), device)
+    fill(counts.data.ptr, 1, COUNTED)
+    instead((*pointers, counts.data.ptr))
+    release()
 
 
 def _what_ran(choice: Choice, counted: Array, stream: Any) -> Choice:

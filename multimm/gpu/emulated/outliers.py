@@ -87,9 +87,10 @@ def add_residuals(d: Array, a: PackedBlock, b: PackedBlock, *, alpha: float) -> 
         a, b = b, a
     import cupy
 
+    lists = _lists(a), _lists(b)
     with cupy.cuda.Device(a.device_id):
         add = prepared(a.rows, b.rows, a.k, a.scheme, a.device_id, alpha, stack.ld)
-        add(_lists(a), _lists(b), stack.pointer, 0)
+        add(*lists, stack.pointer, 0)
 
 
 def _lists(block: PackedBlock) -> Lists:

@@ -20,11 +20,10 @@ from multimm.errors import OptionError, ShapeError
 from multimm.gpu.arch import RESERVED_BYTES, RESIDUAL_CAP, ArchLimits
 from multimm.gpu.emulated.configs import PANEL, PARTS, SLAB, SPLIT_K, tiles_for
 from multimm.gpu.emulated.packed import PackedBlock, register_with_dask
-from multimm.gpu.problem import operand, walkable
+from multimm.gpu.problem import check_matrix, operand, walkable
 from multimm.gpu.runtime.driver_launch import fill
 from multimm.gpu.runtime.launch import device_of, kernel_for
 from multimm.gpu.strides import Stack
-from multimm.gpu.validate import check_arrays
 from multimm.shapes import Shape
 
 logger = logging.getLogger(__name__)
@@ -206,14 +205,12 @@ def pack(a: Array, *, side: str, trans: bool = False, scheme: str = "float32") -
         raise OptionError(f"scheme is {scheme!r}: it must be one of {', '.join(PARTS)}")
     if side not in ("a", "b"):
         raise OptionError(f'side is {side!r}: it must be "a" or "b"')
-    check_arrays({side: a}, np.float32)
-    if a.ndim != 2:
-        raise ShapeError(f"{side} has shape {a.shape}: one matrix is packed at a time")
+    x, stack = check_matrix(side, a)
+    source = Source.of(side, trans, x.shape, stack)
     import cupy
 
     register_with_dask()
-    with cupy.cuda.Device(a.device.id):
-        x, source = source_of(a, side, trans)
+    with cupy.cuda.Device(x.device.id):
         # In a sum of few terms parts of 22 bits lose too much.
         if scheme == "float32" and source.k < SPLIT_K:
             return PackedBlock(source.rows, source.k, side, scheme, raw=_raw(x, source))

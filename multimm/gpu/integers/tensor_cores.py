@@ -29,7 +29,7 @@ from multimm.gpu.integers.bounds import FP16, HELD, is_narrow, terms
 from multimm.gpu.integers.float_blas import most
 from multimm.gpu.kernel_selection import ALONE, SPLIT, Choice, note
 from multimm.gpu.runtime.launch import device_of, kernel_for
-from multimm.gpu.runtime.workspace import nothing, workspace
+from multimm.gpu.runtime.workspace import Take, workspaces
 from multimm.gpu.subproducts import along_k, of_a_stack
 
 Array = Any
@@ -158,13 +158,19 @@ def _launch(
     a: Array, b: Array, trans: tuple[bool, bool], p: Array, d: Array, plan: Plan, lower: bool
 ) -> None:
     """D = op(A) op(B) + P, by the current stream."""
+    with workspaces(d.device.id) as take:
+        k, tiles = _packed(a, "a", trans[0], take)
+        same = a is b and trans[0] != trans[1]
+        tiles_b = tiles if same else _packed(b, "b", trans[1], take)[1]
+        _multiply(tiles.data.ptr, tiles_b.data.ptr, k, p, d, plan, lower, take)
+
+
+def _multiply(
+    a: int, b: int, k: int, p: Array, d: Array, plan: Plan, lower: bool, take: Take
+) -> None:
+    """The same of packed operands, by their addresses."""
     device, (m, n) = d.device.id, d.shape
     chip = device_of(device)
-    k, tiles_a, release_a = _packed(a, "a", trans[0], device)
-    if a is b and trans[0] != trans[1]:
-        tiles_b, release_b = tiles_a, nothing
-    else:
-        _, tiles_b, release_b = _packed(b, "b", trans[1], device)
     config = config_for(m, n, chip.limits, chip.multiprocessors, lower)
     kernel = kernel_for(
         device, f"{config.entry}.cu", config.entry,
@@ -175,24 +181,20 @@ def _launch(
     slices, length = split_slices(m, n, k, chip.multiprocessors)
     to, before = d, p
     if slices > 1:
-        memory, release = workspace((slices, m, n), device)
-        to, before = memory.view(np.int32), None
+        to, before = take((slices, m, n)).view(np.int32), None
     grid = min(config.tiles(m, n, lower) * slices, chip.multiprocessors)
     args = (
         m, n, slabs, length if slices > 1 else 0, np.float32(1), np.float32(0),
-        tiles_a.data.ptr, 0, tiles_b.data.ptr, 0, 0, 0,
+        a, 0, b, 0, 0, 0,
         0 if before is None else before.data.ptr, n, to.data.ptr, n, m * n, 0,
         plan.promote, np.int32(to.dtype == np.float32),
     )  # fmt: skip
     kernel((grid, 1, 1), (config.threads, 1, 1), args, shared_mem=config.shared_bytes)
-    release_b()
-    release_a()
     if slices > 1:
         total = to.sum(axis=0, dtype=np.int32)
         if p is not None:
             total += p
         d[...] = total
-        release()
 
 
 def config_for(
@@ -204,18 +206,18 @@ def config_for(
     return wide if wide.tiles(m, n, lower) >= multiprocessors else narrow
 
 
-def _packed(x: Array, side: str, trans: bool, device: int) -> tuple[int, Array, Any]:
-    """k of an operand, its tiles, and what gives their memory back."""
+def _packed(x: Array, side: str, trans: bool, take: Take) -> tuple[int, Array]:
+    """k of an operand, and its tiles."""
     x, source = source_of(x, side, trans)
     panels, slabs = tiles_for(source.rows, source.k)
-    tiles, release = workspace((panels * slabs * SLAB * SLAB // 2,), device)
+    tiles = take((panels * slabs * SLAB * SLAB // 2,))
     stack, itemsize = source.stack, x.dtype.itemsize
     wide = stack.pointer % (_FOUR * itemsize) == 0 and (stack.ld % _FOUR == 0 or stack.rows <= 1)
     defines = (("BYTES", itemsize), ("SIGNED", int(x.dtype.kind == "i")))
-    kernel = kernel_for(device, "integer_pack.cu", "integer_pack", defines)
+    kernel = kernel_for(x.device.id, "integer_pack.cu", "integer_pack", defines)
     args = (
         stack.pointer, stack.ld, source.rows, source.k, np.int32(source.along_k), np.int32(wide),
         tiles.data.ptr,
     )  # fmt: skip
     kernel((panels * slabs, 1, 1), (_PACK_THREADS, 1, 1), args)
-    return source.k, tiles, release
+    return source.k, tiles

@@ -8,26 +8,22 @@ used, and what is damaged is ignored: everything works without these files, slow
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import json
 import logging
 import os
 import secrets
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from multimm.errors import printable
-from multimm.gpu.runtime.trusted_files import UntrustedError, open_file, open_folder
+from multimm.gpu.runtime.trusted_files import UntrustedError, open_file, own_folder
 
 logger = logging.getLogger(__name__)
 
 Content = TypeVar("Content")
 
-#: Seconds to wait for a lock; whoever holds one reads and writes a small file. Arbitrary.
-LOCK_SECONDS = 5.0
 #: Bytes of a file; a kernel has some 100 kB, and other files less. Arbitrary.
 MOST_BYTES = 2**26
 #: Characters of a name, and of what a warning repeats of a damaged file. Arbitrary.
@@ -44,17 +40,12 @@ def directory() -> Path | None:
     return Path(base, "multimm") if os.path.isabs(base) else None
 
 
-@contextlib.contextmanager
-def _folder(path: Path, *, create: bool = False) -> Iterator[int]:
-    """A folder in `directory()`, open: from there on down all are this user's alone."""
+def _folder(path: Path, *, create: bool = False) -> Path:
+    """A folder in `directory()`: from there on down all are this user's alone."""
     home = directory()
     inside = home is not None and path.is_relative_to(home)
     own = len(path.parts) - len(home.parts) + 1 if inside and home else 1
-    folder = open_folder(path, own=own, create=create)
-    try:
-        yield folder
-    finally:
-        os.close(folder)
+    return own_folder(path, own=own, create=create)
 
 
 def obstacle() -> str:
@@ -63,8 +54,7 @@ def obstacle() -> str:
     if home is None:
         return "there is no home directory: set MULTIMM_CACHE_DIR"
     try:
-        with _folder(home, create=True) as folder:
-            allowed = os.access(".", os.W_OK, dir_fd=folder, effective_ids=True)
+        allowed = os.access(_folder(home, create=True), os.W_OK, effective_ids=True)
     except OSError as error:
         return str(error)
     return "" if allowed else f"{home} cannot be written to: set MULTIMM_CACHE_DIR"
@@ -73,12 +63,7 @@ def obstacle() -> str:
 def names(path: Path) -> list[str]:
     """What lies in a folder, in order; nothing if it is not there or not to be trusted."""
     try:
-        with _folder(path) as folder:
-            listed = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
-            try:
-                return sorted(os.listdir(listed))
-            finally:
-                os.close(listed)
+        return sorted(os.listdir(_folder(path)))
     except UntrustedError as error:
         _refused(str(error))
     except OSError:
@@ -89,10 +74,7 @@ def names(path: Path) -> list[str]:
 def read(path: Path) -> bytes | None:
     """The content of a file, or None if it cannot be read or is not to be trusted."""
     try:
-        with (
-            _folder(path.parent) as folder,
-            os.fdopen(open_file(folder, path, os.O_RDONLY), "rb") as file,
-        ):
+        with os.fdopen(open_file(_folder(path.parent) / path.name, os.O_RDONLY), "rb") as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) <= MOST_BYTES:
             return content
@@ -147,14 +129,6 @@ def number(value: object, least: float, most: float) -> float:
     return float(value)
 
 
-def integer(value: object, least: int, most: int) -> int:
-    """A value of a file as an integer within bounds; anything else is an error."""
-    if type(value) is not int:
-        raise TypeError(f"{value!r} is no integer")
-    number(value, least, most)
-    return value
-
-
 def text(value: object) -> str:
     """A value of a file as a short name without control characters; else an error."""
     if not isinstance(value, str):
@@ -162,45 +136,6 @@ def text(value: object) -> str:
     if not 0 < len(value) <= MOST_CHARACTERS or printable(value) != value:
         raise ValueError(f"{value[:MOST_CHARACTERS]!r} is no name")
     return value
-
-
-@contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Wait for whoever else is in here for the same file: to read it, change it, and write it.
-
-    Where no file can be locked, or another holds the lock for longer than `LOCK_SECONDS`, nobody
-    waits: what is lost can be made again.
-    """
-    with contextlib.ExitStack() as held:
-        try:
-            with _folder(path.parent, create=True) as folder:
-                handle = open_file(folder, Path(f"{path}.lock"), os.O_RDWR | os.O_CREAT)
-            held.callback(os.close, handle)  # and unlock it
-            if not _locked(handle):
-                logger.warning(
-                    "%s.lock is held by another process for more than %g s: going on without it",
-                    path,
-                    LOCK_SECONDS,
-                )
-        except UntrustedError as error:
-            _refused(str(error))
-        except OSError:
-            pass
-        yield
-
-
-def _locked(handle: int) -> bool:
-    """Whether the lock was free in time."""
-    end = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.005)
-        else:
-            return True
 
 
 def write(path: Path, content: bytes) -> bool:
@@ -211,8 +146,7 @@ def write(path: Path, content: bytes) -> bool:
     one wins. New folders have mode 0700, files 0600.
     """
     try:
-        with _folder(path.parent, create=True) as folder:
-            _write(folder, path, content)
+        _write(_folder(path.parent, create=True) / path.name, content)
     except UntrustedError as error:
         _refused(str(error))
         return False
@@ -222,18 +156,17 @@ def write(path: Path, content: bytes) -> bool:
     return True
 
 
-def _write(folder: int, path: Path, content: bytes) -> None:
+def _write(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".new-{secrets.token_hex(8)}")
-    handle = open_file(folder, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    handle = open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
         with contextlib.suppress(OSError):  # an empty folder in the file's place
-            os.rmdir(path.name, dir_fd=folder)
-        os.replace(temporary.name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            path.rmdir()
+        os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary.name, dir_fd=folder)
+        temporary.unlink(missing_ok=True)
         raise
 
 

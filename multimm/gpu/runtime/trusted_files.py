@@ -1,8 +1,4 @@
-"""Files and folders that this user alone can change: what they hold is what this user wrote.
-
-Everything is looked at once it is open, and what follows is done below what was opened, never by
-a path that somebody may have changed meanwhile.
-"""
+"""Files and folders that this user alone can change: what they hold is what this user wrote."""
 
 from __future__ import annotations
 
@@ -10,15 +6,10 @@ import errno
 import functools
 import os
 import stat
-from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-#: Of a folder that is passed: its entries need not be readable.
-_PASSED = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Of a file: no link, no waiting for the other end of a pipe, no terminal of this process's.
-_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-#: Links on the way to a folder; as many as Linux follows.
-_MOST_LINKS = 40
+#: No link, no waiting for the other end of a pipe, no terminal of this process's.
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -26,98 +17,54 @@ class UntrustedError(OSError):
     """Somebody else could have written it; the text names it and says what to do."""
 
 
-def open_folder(path: Path, *, own: int = 1, create: bool = False) -> int:
-    """Open a folder that nobody else can write to, or put another one in the place of.
+def own_folder(path: Path, *, own: int = 1, create: bool = False) -> Path:
+    """Return where a folder is, in whose place nobody else can put another one.
 
     Folders on the way to it must be this user's or root's, too, and others may write to them only
-    if they are sticky, as /tmp is. Links are followed if they are this user's or root's.
+    if they are sticky, as /tmp is. So nobody else can change what was found here.
 
     Parameters
     ----------
     path : Path
+        Links in it are followed.
     own : int
-        How many folders at the end of `path` must be this user's, and writable for nobody else.
+        How many folders at the end of the way must be this user's, and writable for nobody else.
     create : bool
         Make what is missing, with mode 0700.
-
-    Returns
-    -------
-    int
-        A descriptor, for `open_file` and the `dir_fd` of functions of `os`.
 
     Raises
     ------
     UntrustedError
         Somebody else could change what the path leads to.
     OSError
-        The folder is not there, or cannot be made or opened.
+        The folder is not there, or cannot be made.
     """
-    names = path.absolute().parts[1:]
-    left = [(name, i < own) for i, name in enumerate(reversed(names))]
-    at, reached, links = os.open("/", _PASSED), PurePosixPath("/"), 0
-    try:
-        _check_folder(at, reached, own=False)
-        while left:
-            name, strict = left.pop()
-            found = _entry(at, name)
-            if found is None and create:
-                with suppress(FileExistsError):
-                    os.mkdir(name, 0o700, dir_fd=at)
-            elif found is not None and stat.S_ISLNK(found.st_mode):
-                _check_link(found, reached / name)
-                links += 1
-                if links > _MOST_LINKS:
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-                target = PurePosixPath(os.readlink(name, dir_fd=at))
-                name = "/" if target.is_absolute() else "."
-                below_it = target.parts[target.is_absolute() :]
-                left += [(part, strict and i == 0) for i, part in enumerate(reversed(below_it))]
-                strict = strict and not below_it
-            below = os.open(name, _PASSED, dir_fd=at)
-            os.close(at)
-            at, reached = below, reached / name
-            _check_folder(at, reached, own=strict)
-    except BaseException:
-        os.close(at)
-        raise
-    return at
+    found = Path(os.path.realpath(path))
+    way = [*reversed(found.parents), found]
+    for left, folder in zip(range(len(way), 0, -1), way, strict=True):
+        if create and not os.path.lexists(folder):
+            folder.mkdir(0o700, exist_ok=True)
+        _check_folder(folder, own=left <= own)
+    return found
 
 
-def _entry(at: int, name: str) -> os.stat_result | None:
-    try:
-        return os.stat(name, dir_fd=at, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-
-
-def _check_link(found: os.stat_result, shown: PurePosixPath) -> None:
-    if found.st_uid not in {os.geteuid(), *_roots()}:
-        raise UntrustedError(f"{shown} is a link of another user's (uid {found.st_uid}): delete it")
-
-
-def _check_folder(folder: int, shown: PurePosixPath, *, own: bool) -> None:
-    found = os.fstat(folder)
+def _check_folder(folder: Path, *, own: bool) -> None:
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
     if found.st_uid != os.geteuid() and (own or found.st_uid not in _roots()):
         raise UntrustedError(
-            f"{shown} belongs to another user (uid {found.st_uid}): use another folder"
+            f"{folder} belongs to another user (uid {found.st_uid}): use another folder"
         )
     if found.st_mode & _OTHERS_WRITE and (own or not found.st_mode & stat.S_ISVTX):
         raise UntrustedError(
-            f"others can write to {shown} (mode {stat.S_IMODE(found.st_mode):o}): "
-            f"chmod go-w {shown}, if what it holds is yours, or use another folder"
+            f"others can write to {folder} (mode {stat.S_IMODE(found.st_mode):o}): "
+            f"chmod go-w {folder}, if what it holds is yours, or use another folder"
         )
 
 
-def open_file(folder: int, path: Path, flags: int) -> int:
-    """Open a file of this user's in a folder that `open_folder` has opened.
-
-    Parameters
-    ----------
-    folder : int
-    path : Path
-        Its last part is opened; all of it is for messages.
-    flags : int
-        Of `os.open`; a new file gets mode 0600.
+def open_file(path: Path, flags: int) -> int:
+    """Open a file of this user's in an `own_folder`; a new one gets mode 0600.
 
     Raises
     ------
@@ -127,7 +74,7 @@ def open_file(folder: int, path: Path, flags: int) -> int:
         It cannot be opened.
     """
     try:
-        handle = os.open(path.name, flags | _FILE, 0o600, dir_fd=folder)
+        handle = os.open(path, flags | _FLAGS, 0o600)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise UntrustedError(f"{path} is no ordinary file: delete it") from error

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,8 @@ from multimm.errors import KernelError
 from multimm.gpu.runtime.driver_launch import capturing
 from multimm.shapes import Shape
 
-logger = logging.getLogger(__name__)
-
 Array = Any
+Take = Callable[[Shape], Array]  #: makes an array: see `workspaces`
 
 
 def workspace(shape: Shape, device: int) -> tuple[Array, Callable[[], None]]:
@@ -50,6 +49,21 @@ def workspace(shape: Shape, device: int) -> tuple[Array, Callable[[], None]]:
     return array, lambda: runtime.freeAsync(address, stream)
 
 
+@contextmanager
+def workspaces(device: int) -> Iterator[Take]:
+    """Within it, what is given makes arrays as `workspace` does; all are given back at its end."""
+    releases: list[Callable[[], None]] = []
+
+    def take(shape: Shape) -> Array:
+        array, release = workspace(shape, device)
+        releases.append(release)
+        return array
+
+    yield take
+    for release in releases:
+        release()
+
+
 def nothing() -> None:
     """In the place of what gives memory back, where none was taken."""
 
@@ -67,24 +81,3 @@ def not_captured(what: str, instead: str) -> None:
             f"{what}, into memory that is another's by the time at which the CUDA graph that is "
             f"being captured runs: {instead}"
         )
-
-
-def copied(x: Array) -> Array:
-    """Return a copy of an operand in C order, for what is launched next.
-
-    Parameters
-    ----------
-    x : cupy.ndarray
-
-    Raises
-    ------
-    KernelError
-        The stream is captured.
-    """
-    import cupy
-
-    logger.debug("operand of shape %s is copied: strides %s", x.shape, x.strides)
-    with cupy.cuda.Device(x.device.id):
-        not_captured(f"an operand of shape {x.shape} with strides {x.strides} is copied first",
-                     "pass an array with contiguous rows")  # fmt: skip
-        return cupy.ascontiguousarray(x)

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from multimm.gpu.arch import MAX_PARTS, Device, defines
+from multimm.gpu.arch import MAX_PARTS, Device
 from multimm.gpu.problem import Problem
 from multimm.gpu.runtime.launch import kernel_for, prepare
 from multimm.gpu.runtime.launch_cache import Run
@@ -28,9 +27,33 @@ from multimm.gpu.strides import Axis, GemmSizes
 THIN = 12
 
 
-@dataclass(frozen=True, slots=True)
-class DotConfig:
-    """How sgemm_dot.cu cuts its work.
+class ThinConfig(NamedTuple):
+    """How one of the kernels cuts its work."""
+
+    kernel: str  #: its name, and that of its file
+    defines: dict[str, int]  #: its compile-time parameters
+    threads: int  #: of a block
+    span: int  #: rows that a block takes of the wide operand, or of D
+    chunk: int = 0  #: length of k that a block multiplies at once
+    loading_bytes: int = 0  #: what a block has on its way at once
+    shared_bytes: int = 0  #: dynamic shared memory of a block
+
+    def blocks(self, m: int, n: int, turned: bool) -> int:
+        """Thread blocks for each product."""
+        if self.kernel == "sgemm_outer":
+            return -(-m // self.span) * -(-n // OUTER_COLS)
+        return -(-(n if turned else m) // self.span)
+
+
+#: Columns that a block of sgemm_outer.cu computes at least: 128, of which the beginning of a row
+#: takes up to 7.
+OUTER_COLS = 121
+
+
+def dot_config(
+    cols: int, rows: int, warps: int, warps_k: int, unroll: int, min_blocks: int
+) -> ThinConfig:
+    """Return a configuration of sgemm_dot.cu.
 
     Parameters
     ----------
@@ -38,146 +61,53 @@ class DotConfig:
         Columns of the narrow operand, zeros included.
     rows : int
         Rows of the wide operand that a warp takes.
-    warps : int
-        Of a block.
-    warps_k : int
-        Of them, those that share their rows, each with its part of k.
+    warps, warps_k : int
+        Of a block, and of them those that share their rows, each with its part of k.
     unroll : int
         Words of a row that a lane loads at once.
     min_blocks : int
         Thread blocks that must fit a multiprocessor together; bounds the registers.
     """
-
-    cols: int
-    rows: int
-    warps: int
-    warps_k: int
-    unroll: int
-    min_blocks: int
-
-    @property
-    def span(self) -> int:
-        """Rows of the wide operand that a block takes."""
-        return self.warps // self.warps_k * self.rows
-
-    @property
-    def chunk(self) -> int:
-        """Length of k that a block multiplies at once."""
-        return self.warps_k * self.unroll * 32
-
-    @property
-    def loading_bytes(self) -> int:
-        """What a block has on its way at once."""
-        return 4 * self.threads * self.rows * self.unroll
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 32 * self.warps
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block."""
-        return 0
-
-    def defines(self) -> dict[str, int]:
-        """Return the kernel's compile-time parameters, by their names there."""
-        return defines(self)
+    defines = {"COLS": cols, "ROWS": rows, "WARPS": warps, "WARPS_K": warps_k, "UNROLL": unroll,
+               "MIN_BLOCKS": min_blocks}  # fmt: skip
+    threads = 32 * warps
+    return ThinConfig(
+        "sgemm_dot", defines, threads, span=warps // warps_k * rows, chunk=warps_k * unroll * 32,
+        loading_bytes=4 * threads * rows * unroll,
+    )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class AxpyConfig:
-    """How sgemm_axpy.cu cuts its work.
+def axpy_config(
+    cols: int, width: int, warps: int, cells: int, unroll: int, min_blocks: int
+) -> ThinConfig:
+    """Return a configuration of sgemm_axpy.cu.
 
     Parameters
     ----------
-    cols : int
-        Columns of the narrow operand, zeros included.
+    cols, warps, min_blocks : int
+        As for `dot_config`.
     width : int
         Values of a column of the result that a block computes.
-    warps : int
-        Of a block.
     cells : int
         Sums of a column that a thread holds: of neighbours, or of one value.
     unroll : int
         Words that a thread loads at once for each of its sums.
-    min_blocks : int
-        Thread blocks that must fit a multiprocessor together; bounds the registers.
     """
-
-    cols: int
-    width: int
-    warps: int
-    cells: int
-    unroll: int
-    min_blocks: int
-
-    @property
-    def span(self) -> int:
-        """Rows of the wide operand that a block takes."""
-        return self.width
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 32 * self.warps
-
-    @property
-    def chains(self) -> int:
-        """Sums that each value is made of."""
-        return self.threads * self.cells // self.width
-
-    @property
-    def chunk(self) -> int:
-        """Length of k of the narrow operand that is in shared memory at once."""
-        return self.chains * self.unroll
-
-    @property
-    def loading_bytes(self) -> int:
-        """What a block has on its way at once."""
-        return 4 * self.threads * self.cells * self.unroll
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: two chunks of the narrow operand, then all sums."""
-        return 4 * self.cols * self.chains * max(2 * self.unroll, self.width)
-
-    def defines(self) -> dict[str, int]:
-        """Return the kernel's compile-time parameters, by their names there."""
-        return defines(self)
+    defines = {"COLS": cols, "WIDTH": width, "WARPS": warps, "CELLS": cells, "UNROLL": unroll,
+               "MIN_BLOCKS": min_blocks}  # fmt: skip
+    threads = 32 * warps
+    chains = threads * cells // width  # sums that each value is made of
+    return ThinConfig(
+        "sgemm_axpy", defines, threads, span=width, chunk=chains * unroll,
+        loading_bytes=4 * threads * cells * unroll,
+        # Two chunks of the narrow operand, then all sums.
+        shared_bytes=4 * cols * chains * max(2 * unroll, width),
+    )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class OuterConfig:
-    """How sgemm_outer.cu cuts its work.
-
-    Parameters
-    ----------
-    thin : int
-        The most k that it multiplies.
-    block_rows : int
-        Rows of D that a block computes.
-    """
-
-    thin: int
-    block_rows: int
-
-    #: Columns that a block computes at least: 128, of which the beginning of a row takes up to 7.
-    BLOCK_COLS = 121
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 256
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block."""
-        return 0
-
-    def defines(self) -> dict[str, int]:
-        """Return the kernel's compile-time parameters, by their names there."""
-        return defines(self)
+def outer_config(thin: int, block_rows: int) -> ThinConfig:
+    """Return a configuration of sgemm_outer.cu: the most k that it multiplies, rows of a block."""
+    return ThinConfig("sgemm_outer", {"THIN": thin, "BLOCK_ROWS": block_rows}, 256, block_rows)
 
 
 #: The most columns (or rows) of D that are few: where the large operand lies along k, and else.
@@ -198,17 +128,10 @@ ENOUGH_BYTES, FEW_BYTES, MIN_SLICE_WORDS, SLICE_UNIT = 2**16, 3 * 2**13, 2**15, 
 class Way(NamedTuple):
     """How a skinny product is computed."""
 
-    kernel: str  #: the name of the kernel, and of its file
-    config: DotConfig | AxpyConfig | OuterConfig
+    config: ThinConfig
     turned: bool  #: whether D has few rows, so that D' = op(B)' op(A)' is what is computed
     slices: int = 1  #: of k, summed on their own
     length: int = 0  #: of all slices but the last, if there are several
-
-    def blocks(self, m: int, n: int) -> int:
-        """Thread blocks for each product."""
-        if isinstance(self.config, OuterConfig):
-            return -(-m // self.config.block_rows) * -(-n // self.config.BLOCK_COLS)
-        return -(-(n if self.turned else m) // self.config.span)
 
 
 def way_for(sizes: GemmSizes, device: Device) -> Way | None:
@@ -221,7 +144,7 @@ def way_for(sizes: GemmSizes, device: Device) -> Way | None:
     """
     m, n, k, batch = sizes.m, sizes.n, sizes.k, sizes.batch
     if 1 <= k <= THIN and min(m, n) >= MIN_THIN_SIDE and m * n * batch >= MIN_RESULTS:
-        return Way("sgemm_outer", OuterConfig(k, 64 if k <= 4 else 128 if k <= 8 else 256), False)
+        return Way(outer_config(k, 64 if k <= 4 else 128 if k <= 8 else 256), False)
     turned = m < n
     side, few = max(m, n), min(m, n)
     along_k = sizes.scattered_b if turned else sizes.scattered_a
@@ -234,7 +157,7 @@ def way_for(sizes: GemmSizes, device: Device) -> Way | None:
         return None
     cols = 1 << (few - 1).bit_length()
     config = (_dot if along_k else _axpy)(cols, side, batch, k, device)
-    way = Way("sgemm_dot" if along_k else "sgemm_axpy", config, turned)
+    way = Way(config, turned)
     if batch > 1:
         return way
     length = _slice_length(config, side, k, device)
@@ -243,33 +166,33 @@ def way_for(sizes: GemmSizes, device: Device) -> Way | None:
 
 # The shapes of both are the fastest of about ten each that were timed on an H200, with 1 to 16
 # columns and k from 32 to 100 000.
-def _dot(cols: int, side: int, batch: int, k: int, device: Device) -> DotConfig:
+def _dot(cols: int, side: int, batch: int, k: int, device: Device) -> ThinConfig:
     steps = 1 << (-(-k // 32) - 1).bit_length()  # of 32 lanes along a row
     if cols <= 2:
         sharing = min(4, 32 * device.multiprocessors // (side * batch), k // 1024)
         if sharing >= 2:  # too few rows for a warp each
-            return DotConfig(cols, 1, 8, 1 << (sharing.bit_length() - 1), 16 // cols, 4)
+            return dot_config(cols, 1, 8, 1 << (sharing.bit_length() - 1), 16 // cols, 4)
         unroll = min(16 // cols, steps)
-        return DotConfig(cols, min(8, 16 // unroll), 8, 1, unroll, 4)
+        return dot_config(cols, min(8, 16 // unroll), 8, 1, unroll, 4)
     if cols <= 8:
         unroll = min(8, steps)
         blocks = {4: {8: 3, 4: 3, 2: 2, 1: 3}, 8: {8: 2, 4: 3, 2: 2, 1: 2}}[cols][unroll]
-        return DotConfig(cols, 4 if unroll >= 4 else 8, 8, 1, unroll, blocks)
-    return DotConfig(16, 4, 16, 1, 4, 1)
+        return dot_config(cols, 4 if unroll >= 4 else 8, 8, 1, unroll, blocks)
+    return dot_config(16, 4, 16, 1, 4, 1)
 
 
-def _axpy(cols: int, side: int, batch: int, k: int, device: Device) -> AxpyConfig:
+def _axpy(cols: int, side: int, batch: int, k: int, device: Device) -> ThinConfig:
     width = 32
     while width < 128 and side * batch >= 3.6 * device.multiprocessors * width:
         width *= 2
     while width > 8 and 2 * side <= width:  # a D of few values altogether
         width //= 2
     if cols == 1 and width <= 32:
-        return AxpyConfig(1, width, 16, 4, 8, 2)
-    return AxpyConfig(cols, width, 8, 4, 8, {1: 4, 2: 3, 4: 3, 8: 2}[cols])
+        return axpy_config(1, width, 16, 4, 8, 2)
+    return axpy_config(cols, width, 8, 4, 8, {1: 4, 2: 3, 4: 3, 8: 2}[cols])
 
 
-def _slice_length(config: DotConfig | AxpyConfig, side: int, k: int, device: Device) -> int:
+def _slice_length(config: ThinConfig, side: int, k: int, device: Device) -> int:
     """Cut k where too few blocks would be reading."""
     blocks = -(-side // config.span)
     loading = blocks * config.loading_bytes
@@ -305,23 +228,19 @@ def prepared(way: Way, problem: Problem, axes: Sequence[Axis], loads: Loads) -> 
     """
     stacks = problem.stacks
     config, (_, m, n, _) = way.config, problem.shape
-    kernel = _kernel(way, problem.device, loads)
+    given = {**config.defines, "TRANS_A": loads["TRANS_A"], "TRANS_B": loads["TRANS_B"]}
+    if config.kernel != "sgemm_outer":
+        given["TURNED"] = int(way.turned)
+    if config.kernel == "sgemm_axpy":
+        given["WIDE"] = loads["WIDE_B" if way.turned else "WIDE_A"]
+    kernel = kernel_for(
+        problem.device, f"{config.kernel}.cu", config.kernel, tuple(given.items()),
+        shared_bytes=config.shared_bytes,
+    )  # fmt: skip
     launches = functools.partial(
-        prepare, kernel, way.blocks(m, n), config.threads, shared_bytes=config.shared_bytes
-    )
+        prepare, kernel, config.blocks(m, n, way.turned), config.threads,
+        shared_bytes=config.shared_bytes,
+    )  # fmt: skip
     if way.slices > 1 and problem.alpha != 0 and can_be_added(problem):
         return in_slices(launches, problem, way.slices, way.length, loads)
     return launches(problem.head, stacks, axes)
-
-
-def _kernel(way: Way, device: int, loads: Loads) -> Any:
-    config = way.config
-    given = {**config.defines(), "TRANS_A": loads["TRANS_A"], "TRANS_B": loads["TRANS_B"]}
-    if way.kernel != "sgemm_outer":
-        given["TURNED"] = int(way.turned)
-    if way.kernel == "sgemm_axpy":
-        given["WIDE"] = loads["WIDE_B" if way.turned else "WIDE_A"]
-    return kernel_for(
-        device, f"{way.kernel}.cu", way.kernel, tuple(given.items()),
-        shared_bytes=config.shared_bytes,
-    )  # fmt: skip
