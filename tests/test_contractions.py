@@ -286,6 +286,20 @@ def test_several_operands_go_any_way(optimize):
     assert functions.einsum_steps(["ij,jkl,km->mil", *operands], None, optimize).products == 2
 
 
+def test_a_block_that_is_cut_along_its_first_axis_is_flattened_as_it_is():
+    """Its pieces are rows of it, which the product takes; along another axis they are none."""
+    x, y = (numbers((8, 6, 4), "float32", seed) for seed in (1, 2))
+    a, b = (da.from_array(v, chunks=(2, 6, 4)) for v in (x, y))
+    with dask.config.set({"array.chunk-size": 1000}):
+        made = multimm.einsum("txy,tuv->xyuv", a, b)
+        turned = multimm.einsum("txy,tuv->yxuv", a, b)
+    assert made.numblocks == (2, 1, 2, 1)
+    for result, letters in ((made, "xyuv"), (turned, "yxuv")):
+        np.testing.assert_array_equal(result, np.einsum(f"txy,tuv->{letters}", x, y))
+    tasks = [key for key in made.dask if "flattened" in str(key)]
+    assert len(tasks) <= 8, "more than one for a block"
+
+
 @pytest.mark.parametrize(
     "optimize", ["gready", [(0, 1)], [(0, 5), (0, 1)], [(0,)], 7, ["einsum_path"]]
 )
