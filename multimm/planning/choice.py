@@ -62,8 +62,11 @@ FEWER_BYTES, MORE_S, MORE, DEARER = 0.5, 0.01, 0.2, 3
 logger = logging.getLogger(__name__)
 
 #: Seconds beyond the least that any plan takes, within which nothing better is searched for than
-#: blocks as they lie on CPU workers. A search takes 6 to 40 ms of a processor.
-SEARCH_S = 0.04
+#: blocks as they lie on workers. A search takes 6 to 40 ms of a processor.
+SEARCH_S = {"cpu": 0.04, "gpu": 0.012}
+#: On GPUs these have operands and a result of so many bytes, for few workers are better for smaller
+#: ones, and move no more than this share of them: a search finds what moves less. Both arbitrary.
+SEARCH_BYTES, SEARCH_MOVED = 1e9, 0.1
 #: A product that one worker finishes in this time is one task: arbitrary, the scheduler's
 #: time for twenty tasks.
 SMALL_SECONDS = 0.01
@@ -140,15 +143,18 @@ def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Optio
 def _as_they_come(
     problem: Problem, cluster: ClusterSpec, placed: dict[Schedule, Rank]
 ) -> dict[Schedule, Rank]:
-    """Layouts of blocks as they lie on CPU workers; none if there is much to gain by a search."""
+    """Layouts of blocks as they lie on workers; none if there is much to gain by a search."""
     chunked = problem.chunked or any(len(chunks) > 1 for chunks in problem.batch_chunks)
     known = chunked and (problem.a.owners or problem.b.owners)
-    if not known or problem.awaited or problem.symmetric or cluster.slowest.kind != "cpu":
+    if not known or problem.awaited or problem.symmetric:
         return {}
     found = placed | cut_alike(problem, cluster, Options(), AS_THEY_COME)
     rank = found[_preferred(found, cluster)]
-    little = rank.seconds - at_least(problem, cluster) <= SEARCH_S
-    return found if little and not rank.too_large else {}
+    little = rank.seconds - at_least(problem, cluster) <= SEARCH_S[cluster.slowest.kind]
+    given = problem.a.nbytes + problem.b.nbytes + problem.result_bytes
+    large = given >= SEARCH_BYTES and rank.moved <= SEARCH_MOVED * given
+    surely = large or cluster.slowest.kind == "cpu"
+    return found if little and surely and not rank.too_large else {}
 
 
 # Asked for with every product of operands in host memory, as long as the other plans are.
@@ -200,6 +206,8 @@ def _stays(layout: Schedule) -> str:
     """What stays where it lies, of layouts that are made for that."""
     if layout.in_place is not None:
         return f"{layout.in_place.large.upper()} stays where it lies, its partial products travel"
+    if layout.row_owners:
+        return "each block of the stack is multiplied where most of it lies"
     return "ranges of k are summed where they lie" if layout.k_parts else ""
 
 
