@@ -38,7 +38,14 @@ from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
-from multimm.planning.search import AS_THEY_COME, NEARLY, Rank, candidates, cut_alike
+from multimm.planning.search import (
+    AS_THEY_COME,
+    NEARLY,
+    Rank,
+    candidates,
+    cut_alike,
+    packed_within,
+)
 from multimm.planning.tiling.grid import Grid
 
 #: A plan with parts of k gives way to one without that takes so many times its seconds, and moves
@@ -63,10 +70,10 @@ logger = logging.getLogger(__name__)
 
 #: Seconds beyond the least that any plan takes, within which nothing better is searched for than
 #: blocks as they lie on workers. A search takes 6 to 40 ms of a processor.
-SEARCH_S = {"cpu": 0.04, "gpu": 0.012}
-#: On GPUs these have operands and a result of so many bytes, for few workers are better for smaller
-#: ones, and move no more than this share of them: a search finds what moves less. Both arbitrary.
-SEARCH_BYTES, SEARCH_MOVED = 1e9, 0.1
+SEARCH_S = {"cpu": 0.04, "gpu": 0.025}
+#: Bytes of operands and result from which on this holds for GPUs: fewer workers are often better
+#: for what is smaller. Arbitrary.
+SEARCH_BYTES = {"cpu": 0, "gpu": 1e9}
 #: A product that one worker finishes in this time is one task: arbitrary, the scheduler's
 #: time for twenty tasks.
 SMALL_SECONDS = 0.01
@@ -148,13 +155,14 @@ def _as_they_come(
     known = chunked and (problem.a.owners or problem.b.owners)
     if not known or problem.awaited or problem.symmetric:
         return {}
+    kind, size = cluster.slowest.kind, problem.a.nbytes + problem.b.nbytes + problem.result_bytes
+    if size < SEARCH_BYTES[kind]:
+        return {}
     found = placed | cut_alike(problem, cluster, Options(), AS_THEY_COME)
+    found |= packed_within(found, cluster)
     rank = found[_preferred(found, cluster)]
-    little = rank.seconds - at_least(problem, cluster) <= SEARCH_S[cluster.slowest.kind]
-    given = problem.a.nbytes + problem.b.nbytes + problem.result_bytes
-    large = given >= SEARCH_BYTES and rank.moved <= SEARCH_MOVED * given
-    surely = large or cluster.slowest.kind == "cpu"
-    return found if little and surely and not rank.too_large else {}
+    little = rank.seconds - at_least(problem, cluster) <= SEARCH_S[kind]
+    return found if little and not rank.too_large else {}
 
 
 # Asked for with every product of operands in host memory, as long as the other plans are.
