@@ -366,7 +366,7 @@ GRAPH = (
     Fault(
         "a block is copied by each of the tasks that take it",
         "graph/taken_apart.py",
-        "(uses == 1 or change.views)",
+        "(uses <= most or change.views)",
         "uses > 0",
         "rearranged -k copied",
     ),

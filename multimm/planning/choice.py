@@ -70,7 +70,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds beyond the least that any plan takes, within which nothing better is searched for than
 #: blocks as they lie on workers. A search takes 6 to 40 ms of a processor.
-SEARCH_S = {"cpu": 0.04, "gpu": 0.025}
+SEARCH_S = {"cpu": 0.04, "gpu": 0.02}
 #: Bytes of operands and result from which on this holds for GPUs: fewer workers are often better
 #: for what is smaller. Arbitrary.
 SEARCH_BYTES = {"cpu": 0, "gpu": 1e9}
