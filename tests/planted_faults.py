@@ -134,6 +134,13 @@ PLANNING = (
         "owners golden",
     ),
     Fault(
+        "after a first look nothing is searched for, however slow what it found",
+        "planning/choice.py",
+        "return found if later <= SEARCH_S[kind] else {}",
+        "return found",
+        "small_chunks golden",
+    ),
+    Fault(
         "a slower plan wins where it was to give way",
         "planning/choice.py",
         "if SURE * ranks[best].seconds < ranks[found].seconds else found",

@@ -32,6 +32,13 @@ def test_who_owns_nothing_of_k_has_no_part():
     assert {layout.parts for layout in found} == {3}
 
 
+def test_ranges_of_k_stay_where_they_lie_unless_sums_are_larger_than_operands():
+    """All of A and B takes less to send than a C for each worker."""
+    for side, there in ((1024, True), (20_000, False)):
+        a = MatrixSpec((side, 4096), chunks=((side,), (1024,) * 4), owners=(0, 1, 0, 1))
+        assert bool(parts_in_place(Problem(a, a.T), gpus(2))) == there
+
+
 def test_a_range_of_k_is_summed_by_who_has_most_of_it():
     """Neither A nor B has its ranges on one worker each."""
     lies = (0, 1, 0, 1, 0, 1, 1, 0), (1, 1, 0, 0, 0, 1, 0, 1)  # two rows, and two columns, of four

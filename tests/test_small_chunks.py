@@ -75,6 +75,20 @@ def test_nothing_is_searched_for_where_little_can_be_gained(searched):
     assert searched == []
 
 
+def test_a_symmetric_product_is_cut_in_a_few_ways_before_a_search(searched, monkeypatch):
+    """The covariance of a field that comes in chunks of time."""
+    a = MatrixSpec((3072, 30_752), chunks=((384,) * 8, (30_752,)), owners=(0, 1, 1, 0, 1, 0, 0, 1))
+    chunks = ((15_376,) * 2,) * 2
+    covariance = Problem(a.T, a, symmetric=True, same="turned", pack="float32", chunks=chunks)
+    found = plan_matmul(covariance, gpus(2))
+    assert found.layout.mirrors
+    assert searched == []
+    monkeypatch.setitem(choice.SEARCH_S, "gpu", 0.0)
+    plan_matmul.cache_clear()
+    assert found.seconds == plan_matmul(covariance, gpus(2)).seconds
+    assert len(searched) == 1
+
+
 def test_a_search_may_gain_something(searched):
     large = projection(20_000)
     plan = plan_matmul(large, cpus(2, memory=10**11))

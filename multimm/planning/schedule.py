@@ -395,11 +395,11 @@ class Schedule:
         """Whether chunks of the result are others than its blocks: `tiling.result_chunks`."""
         return self.chunks != self.own_chunks
 
-    @property
+    @cached_property
     def block_owners(self) -> tuple[int, ...]:
         """The number of the worker that makes each block of the result, in C order."""
-        blocks = product(*(range(len(sizes)) for sizes in self.own_chunks))
-        return tuple(self.completes(i, j, self.flat(batch)) for *batch, i, j in blocks)
+        sides = len(self.batch_sizes), *map(len, self.work.sides)
+        return tuple(self.completes(i, j, flat) for flat, i, j in product(*map(range, sides)))
 
     @cached_property
     def handed_out(self) -> tuple[Chunk, ...]:
@@ -421,7 +421,7 @@ class Schedule:
             return count, 0
         if prod(len(x) + len(y) for x, y in zip(chunks, blocks, strict=True)) > COUNTED:
             return count + parts, self.problem.result_bytes if workers > 1 else 0
-        tasks, moved = counted(self.handed_out, workers)
+        tasks, moved = counted(chunks, blocks, self.block_owners, workers)
         return tasks, moved * self.problem.out_bytes
 
     def result_owners(self, workers: int) -> tuple[int, ...]:

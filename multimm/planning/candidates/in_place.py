@@ -14,6 +14,7 @@ from itertools import chain, product
 
 from multimm.planning.blocking import lay_out
 from multimm.planning.candidates.owner_computes import in_partial_products
+from multimm.planning.cost.communication import bound_2d, volume
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.options import Options
@@ -29,9 +30,9 @@ PART_CUTS = [Cut(x, x, k, given) for x in HALVES for k in K_TILES for given in (
 
 
 def in_place(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank]:
-    """Layouts in which k, or one of the operands, is multiplied by workers that have it."""
+    """Layouts in which one of the operands, or a stack, is multiplied by workers that have it."""
     found = chain(in_partial_products(problem, cluster), stacks_in_place(problem, cluster))
-    return parts_in_place(problem, cluster) | ranked(found, cluster)
+    return ranked(found, cluster)
 
 
 def stacks_in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[Schedule]:
@@ -76,6 +77,9 @@ def parts_in_place(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Ran
     """
     a, b = problem.a, problem.b
     if problem.batch_shape or any(problem.rereadable) or a.chunks[-1] != b.chunks[-2]:
+        return {}
+    otherwise = bound_2d(problem, cluster.workers) + a.nbytes + b.nbytes  # at most
+    if volume(problem, Grid(1, 1, cluster.workers)) >= otherwise:
         return {}
     known = [spec for spec in (a, b.T) if spec.owners]
     alone = max(known, key=lambda spec: spec.nbytes).column_owners if known else ()
