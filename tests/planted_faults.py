@@ -134,6 +134,13 @@ PLANNING = (
         "owners golden",
     ),
     Fault(
+        "after a first look nothing is searched for, however slow what it found",
+        "planning/choice.py",
+        "return found if later <= SEARCH_S[kind] else {}",
+        "return found",
+        "small_chunks golden",
+    ),
+    Fault(
         "a slower plan wins where it was to give way",
         "planning/choice.py",
         "if SURE * ranks[best].seconds < ranks[found].seconds else found",
@@ -366,7 +373,7 @@ GRAPH = (
     Fault(
         "a block is copied by each of the tasks that take it",
         "graph/taken_apart.py",
-        "(uses == 1 or change.views)",
+        "(uses <= most or change.views)",
         "uses > 0",
         "rearranged -k copied",
     ),

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 import multimm
 from multimm.contractions import functions
 from multimm.errors import DTypeError, OptionError, ShapeError
+from multimm.graph import taken_apart
+from multimm.planning import choice
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::dask.array.PerformanceWarning"),
@@ -284,6 +286,34 @@ def test_several_operands_go_any_way(optimize):
     np.testing.assert_array_equal(found.compute(), expected)
     assert found.chunks == da.einsum("ij,jkl,km->mil", *operands).chunks
     assert functions.einsum_steps(["ij,jkl,km->mil", *operands], None, optimize).products == 2
+
+
+def test_a_block_that_is_cut_along_its_first_axis_is_flattened_as_it_is():
+    """Its pieces are rows of it, which the product takes; along another axis they are none."""
+    x, y = (numbers((8, 6, 4), "float32", seed) for seed in (1, 2))
+    a, b = (da.from_array(v, chunks=(2, 6, 4)) for v in (x, y))
+    with dask.config.set({"array.chunk-size": 1000}):
+        made = multimm.einsum("txy,tuv->xyuv", a, b)
+        turned = multimm.einsum("txy,tuv->yxuv", a, b)
+    assert made.numblocks == (2, 1, 2, 1)
+    for result, letters in ((made, "xyuv"), (turned, "yxuv")):
+        np.testing.assert_array_equal(result, np.einsum(f"txy,tuv->{letters}", x, y))
+    tasks = [key for key in made.dask if "flattened" in str(key)]
+    assert len(tasks) <= 8, "more than one for a block"
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_on_gpus_some_tasks_rearrange_a_block_that_they_share(gpu, monkeypatch):
+    """Each block is copied into another order of axes, for two products."""
+    monkeypatch.setattr(taken_apart, "is_cupy", lambda x: gpu)
+    monkeypatch.setattr(choice, "is_small", lambda *args: False)
+    x, y = (numbers((6, 4, 6, 4), "float32", seed) for seed in (1, 2))
+    a = da.from_array(x, chunks=(3, 4, 6, 4))
+    b = da.from_array(y, chunks=(3, 4, 6, 4))
+    with dask.config.set({"array.chunk-size": 1000}):
+        found = multimm.einsum("abcd,ebfd->acef", a, b)
+    np.testing.assert_array_equal(found, np.einsum("abcd,ebfd->acef", x, y))
+    assert any("flattened" in name for name in found.dask.layers) != gpu
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
-"""Products in small chunks on CPU workers: blocks stay as they come, and the search is short."""
+"""Products in chunks that are small, or lie anywhere: blocks stay, and the search is short."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 from paper import cpus, gpus
@@ -20,12 +22,33 @@ def projection(rows=316, k=11552):
     return Problem(a, MatrixSpec((k, 64), owners=(1,)), chunks=((rows,) * 8, (64,)))
 
 
-def test_a_chunk_of_c_is_one_task_where_its_rows_lie():
-    plan = plan_matmul(projection(), cpus(2))
+#: Rows of chunks of 500 MB.
+ON_GPUS = 10_000
+
+
+@pytest.mark.parametrize(("on", "rows"), [(cpus(2), 316), (gpus(2), ON_GPUS)], ids=["cpu", "gpu"])
+def test_a_chunk_of_c_is_one_task_where_its_rows_lie(on, rows):
+    plan = plan_matmul(projection(rows), on)
     assert plan.tasks == 8
     assert not plan.layout.hands_out
     assert not plan.bytes_recut
     assert plan.bytes_moved == 11552 * 64 * 4
+
+
+def test_a_chunk_of_c_is_one_task_where_its_columns_lie():
+    rows = projection(ON_GPUS)
+    columns = Problem(rows.b.T, rows.a.T, chunks=rows.chunks[::-1])
+    plan = plan_matmul(columns, gpus(2))
+    assert (plan.tasks, plan.bytes_moved) == (8, 11552 * 64 * 4)
+
+
+def test_a_chunk_of_c_is_no_task_where_it_is_part_of_one():
+    """The last chunk of C ends within a chunk of A."""
+    given = projection(ON_GPUS)
+    wanted = (ON_GPUS,) * 7 + (ON_GPUS // 2,) * 2
+    plan = plan_matmul(replace(given, chunks=(wanted, (64,))), gpus(2))
+    assert plan.layout.chunks == (wanted, (64,))
+    assert plan.layout.hands_out or plan.bytes_recut
 
 
 @pytest.fixture
@@ -48,6 +71,22 @@ def test_nothing_is_searched_for_where_little_can_be_gained(searched):
     plan = plan_matmul(projection(), cpus(2))
     assert searched == []
     assert plan.reason
+    assert plan_matmul(projection(ON_GPUS), gpus(2)).tasks == 8
+    assert searched == []
+
+
+def test_a_symmetric_product_is_cut_in_a_few_ways_before_a_search(searched, monkeypatch):
+    """The covariance of a field that comes in chunks of time."""
+    a = MatrixSpec((3072, 30_752), chunks=((384,) * 8, (30_752,)), owners=(0, 1, 1, 0, 1, 0, 0, 1))
+    chunks = ((15_376,) * 2,) * 2
+    covariance = Problem(a.T, a, symmetric=True, same="turned", pack="float32", chunks=chunks)
+    found = plan_matmul(covariance, gpus(2))
+    assert found.layout.mirrors
+    assert searched == []
+    monkeypatch.setitem(choice.SEARCH_S, "gpu", 0.0)
+    plan_matmul.cache_clear()
+    assert found.seconds == plan_matmul(covariance, gpus(2)).seconds
+    assert len(searched) == 1
 
 
 def test_a_search_may_gain_something(searched):

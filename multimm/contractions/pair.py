@@ -9,6 +9,7 @@ block of C is taken apart again. No block leaves its worker for that.
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import dask.array as da
@@ -188,20 +189,24 @@ def _flattened(
     if not is_dask(x):
         sizes = grouped_chunks([(x.shape[axis],) for axis in order], groups)
         return x.transpose(order).reshape([size for (size,) in sizes])
-    grouped = {axis for axis, group in _groups(order, groups) if group > 1}
-    wanted = tuple(
+    own = [group for group in _groups(order, groups) if len(group) > 1]
+    grouped = {axis for group in own for axis in group}
+    wanted = [
         chunks.get(label, x.chunks[axis]) if axis in grouped else x.chunks[axis]
         for axis, label in enumerate(term.labels)
-    )
+    ]
     if not all(map(_refines, wanted, x.chunks)):
-        x = x.rechunk(wanted)
-    return flattened(x, order, groups, wanted)
+        x = x.rechunk(tuple(wanted))
+    for first, *others in own:
+        if all(len(wanted[axis]) == 1 for axis in others):
+            # As they are stored: the product cuts rows of these as it likes.
+            wanted[first] = x.chunks[first]
+    return flattened(x, order, groups, tuple(wanted))
 
 
-def _groups(order: tuple[int, ...], groups: list[int]) -> list[tuple[int, int]]:
-    """Of each axis: how many there are in its group."""
-    sizes = [group for group in groups for _ in range(group)]
-    return list(zip(order, sizes, strict=True))
+def _groups(order: tuple[int, ...], groups: list[int]) -> list[tuple[int, ...]]:
+    """The axes that become one, of each of these."""
+    return [order[start:end] for start, end in pairwise(accumulate(groups, initial=0))]
 
 
 def _refines(new: Blocks, own: Blocks) -> bool:

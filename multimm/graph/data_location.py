@@ -138,12 +138,11 @@ def owners_of(array: da.Array, workers: int) -> tuple[int, ...]:
     Also of what is computed from one block by block, such as ``(a @ b) + 1``: the scheduler
     plugin leaves that where the block is.
     """
-    if array.ndim == 2:
-        for name, numbers in below(array):
-            layer = array.dask.layers.get(name)
-            if isinstance(layer, ProductLayer) and layer.owners and layer.workers == workers:
-                owners = layer.owners
-                return owners if numbers is None else tuple(owners[n] for n in numbers)
+    for name, numbers in below(array):
+        layer = array.dask.layers.get(name)
+        if isinstance(layer, ProductLayer) and layer.owners and layer.workers == workers:
+            owners = layer.owners
+            return owners if numbers is None else tuple(owners[n] for n in numbers)
     return ()
 
 

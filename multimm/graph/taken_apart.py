@@ -14,13 +14,18 @@ import dask.array as da
 from dask._task_spec import Task
 from dask.highlevelgraph import HighLevelGraph
 
+from multimm.gpu.arrays import is_cupy
 from multimm.graph.block_task import Block, BlockTask, Key, within
 from multimm.graph.data_location import ProductLayer
 from multimm.graph.rearranged import RearrangedLayer, rearrange
 
+#: On GPUs so many tasks may each rearrange a block that they share. Arbitrary: a GPU copies a block
+#: of 500 MB in about a millisecond, and a task of its own takes longer.
+MOST_COPIES = 4
+
 
 def of_stored_blocks(array: da.Array) -> da.Array:
-    """The same product; tasks rearrange operand blocks themselves, if none is copied twice for it.
+    """The same product; tasks rearrange operand blocks themselves, if few copies are made for it.
 
     Parameters
     ----------
@@ -35,7 +40,8 @@ def of_stored_blocks(array: da.Array) -> da.Array:
     sources = [name for name in needs[array.name] if isinstance(layers[name], RearrangedLayer)]
     flat: dict[Key, Any] = {key: task for name in sources for key, task in layers[name].items()}
     used = Counter(key for task in layer.values() for key in task.dependencies if key in flat)
-    own = {key: flat[key] for key, uses in used.items() if _made_by_users(flat[key], uses)}
+    most = MOST_COPIES if is_cupy(array._meta) else 1
+    own = {key: flat[key] for key, uses in used.items() if _made_by_users(flat[key], uses, most)}
     if not own:
         return array
     tasks = {key: _with_inputs_made(task, own) for key, task in layer.items()}
@@ -50,13 +56,13 @@ def of_stored_blocks(array: da.Array) -> da.Array:
     return da.Array(HighLevelGraph(layers, needs), array.name, array.chunks, meta=array._meta)
 
 
-def _made_by_users(task: Task, uses: int) -> bool:
-    """Whether so many tasks rearrange a block themselves: one alone, or several that copy nothing.
+def _made_by_users(task: Task, uses: int, most: int) -> bool:
+    """Whether so many tasks rearrange a block themselves: no more than `most`, or without a copy.
 
     Of a block that is cut, all would travel.
     """
     _, change = task.args
-    return change.where is None and (uses == 1 or change.views)
+    return change.where is None and (uses <= most or change.views)
 
 
 def _with_inputs_made(task: BlockTask, made_here: Mapping[Key, Task]) -> BlockTask:

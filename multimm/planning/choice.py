@@ -26,9 +26,10 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import lru_cache
+from math import inf
 
 from multimm.display.units import duration, human
-from multimm.planning.candidates.in_place import in_place
+from multimm.planning.candidates.in_place import in_place, parts_in_place
 from multimm.planning.candidates.rank_map import renumbered
 from multimm.planning.candidates.worker_subset import at_least, with_fewer
 from multimm.planning.cost import time as cost_time
@@ -38,7 +39,7 @@ from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
-from multimm.planning.search import AS_THEY_COME, NEARLY, Rank, candidates, cut_alike
+from multimm.planning.search import NEARLY, Rank, candidates, first_looks
 from multimm.planning.tiling.grid import Grid
 
 #: A plan with parts of k gives way to one without that takes so many times its seconds, and moves
@@ -62,8 +63,13 @@ FEWER_BYTES, MORE_S, MORE, DEARER = 0.5, 0.01, 0.2, 3
 logger = logging.getLogger(__name__)
 
 #: Seconds beyond the least that any plan takes, within which nothing better is searched for than
-#: blocks as they lie on CPU workers. A search takes 6 to 40 ms of a processor.
-SEARCH_S = 0.04
+#: what a first look finds. A search takes 6 to 80 ms of a processor.
+SEARCH_S = {"cpu": 0.04, "gpu": 0.022}
+#: The same, within which nothing else is looked at: a look takes 1 to 4 ms.
+LOOK_S = 0.012
+#: Bytes of operands and result from which on this holds for GPUs: fewer workers are often better
+#: for what is smaller. Arbitrary.
+SEARCH_BYTES = {"cpu": 0, "gpu": 1e9}
 #: A product that one worker finishes in this time is one task: arbitrary, the scheduler's
 #: time for twenty tasks.
 SMALL_SECONDS = 0.01
@@ -120,12 +126,13 @@ def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Optio
     problem, cluster = renumbered(problem, cluster)
     placed = {} if options.given else in_place(problem, cluster)
     several = cluster.workers > 1 and not options.given
-    found = _as_they_come(problem, cluster, placed) if several else {}
+    found = _at_once(problem, cluster, placed) if several else {}
     if found:
         ranks, all_work = found, min(found.values())
     else:  # or workers are arranged in every way, or fewer of them if that is faster.
         found = candidates(problem, cluster, options)
         all_work = min(found.values())
+        placed |= {} if options.given else parts_in_place(problem, cluster)
         ranks = (with_fewer(problem, cluster, options, all_work) or found) | placed
     # 3. One of them is preferred.
     best = _preferred(ranks, cluster)
@@ -137,18 +144,26 @@ def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Optio
     return plan
 
 
-def _as_they_come(
+def _at_once(
     problem: Problem, cluster: ClusterSpec, placed: dict[Schedule, Rank]
 ) -> dict[Schedule, Rank]:
-    """Layouts of blocks as they lie on CPU workers; none if there is much to gain by a search."""
+    """Layouts that a first look finds, where blocks lie on workers; none if there may be better."""
     chunked = problem.chunked or any(len(chunks) > 1 for chunks in problem.batch_chunks)
     known = chunked and (problem.a.owners or problem.b.owners)
-    if not known or problem.awaited or problem.symmetric or cluster.slowest.kind != "cpu":
+    if not known or problem.awaited:
         return {}
-    found = placed | cut_alike(problem, cluster, Options(), AS_THEY_COME)
-    rank = found[_preferred(found, cluster)]
-    little = rank.seconds - at_least(problem, cluster) <= SEARCH_S
-    return found if little and not rank.too_large else {}
+    kind, size = cluster.slowest.kind, problem.a.nbytes + problem.result_bytes
+    size += 0 if problem.same else problem.b.nbytes
+    if size < SEARCH_BYTES[kind]:
+        return {}
+    found, later = placed, inf
+    for more in first_looks(problem, cluster):
+        found = found | more
+        rank = found[_preferred(found, cluster)]
+        later = inf if rank.too_large else rank.seconds - at_least(problem, cluster)
+        if later <= LOOK_S:
+            break
+    return found if later <= SEARCH_S[kind] else {}
 
 
 # Asked for with every product of operands in host memory, as long as the other plans are.
@@ -200,6 +215,8 @@ def _stays(layout: Schedule) -> str:
     """What stays where it lies, of layouts that are made for that."""
     if layout.in_place is not None:
         return f"{layout.in_place.large.upper()} stays where it lies, its partial products travel"
+    if layout.row_owners:
+        return "each block of the stack is multiplied where most of it lies"
     return "ranges of k are summed where they lie" if layout.k_parts else ""
 
 

@@ -110,6 +110,8 @@ class Schedule:
     partial_products : PartialProducts, optional
         One operand is multiplied where it lies: see `work.partial_products`. Then block rows, or
         block columns, are partial products of those of C.
+    row_owners : Blocks
+        The row of the grid that computes each block row, over all matrices. Empty: in turn.
     """
 
     problem: Problem
@@ -126,6 +128,7 @@ class Schedule:
     mirrors: bool = False
     k_parts: Blocks = ()
     partial_products: PartialProducts | None = None
+    row_owners: Blocks = ()
 
     @cached_property
     def batch_sizes(self) -> Blocks:
@@ -257,7 +260,7 @@ class Schedule:
             return symmetric(p_m, p_n, self.m_blocks, self.batch_sizes, dtype, per_row_panel)
         blocks = self.batch_blocks, self.m_blocks, self.n_blocks
         shapes = p.a.shape, p.b.shape
-        return cyclic(p_m, p_n, *blocks, shapes, per_row_panel)
+        return cyclic(p_m, p_n, *blocks, shapes, per_row_panel, self.row_owners)
 
     @cached_property
     def in_place(self) -> OwnerComputes | None:
@@ -392,11 +395,11 @@ class Schedule:
         """Whether chunks of the result are others than its blocks: `tiling.result_chunks`."""
         return self.chunks != self.own_chunks
 
-    @property
+    @cached_property
     def block_owners(self) -> tuple[int, ...]:
         """The number of the worker that makes each block of the result, in C order."""
-        blocks = product(*(range(len(sizes)) for sizes in self.own_chunks))
-        return tuple(self.completes(i, j, self.flat(batch)) for *batch, i, j in blocks)
+        sides = len(self.batch_sizes), *map(len, self.work.sides)
+        return tuple(self.completes(i, j, flat) for flat, i, j in product(*map(range, sides)))
 
     @cached_property
     def handed_out(self) -> tuple[Chunk, ...]:
@@ -418,19 +421,15 @@ class Schedule:
             return count, 0
         if prod(len(x) + len(y) for x, y in zip(chunks, blocks, strict=True)) > COUNTED:
             return count + parts, self.problem.result_bytes if workers > 1 else 0
-        tasks, moved = counted(self.handed_out, workers)
+        tasks, moved = counted(chunks, blocks, self.block_owners, workers)
         return tasks, moved * self.problem.out_bytes
 
     def result_owners(self, workers: int) -> tuple[int, ...]:
-        """The worker of each chunk of C, in C order; empty for stacks and where Dask decides."""
-        if not self.placed(workers):
+        """The worker of each chunk of C, in C order; empty where Dask decides."""
+        if not self.work.spread(workers):
             return ()
         ranks = [x.owner for x in self.handed_out] if self.hands_out else self.block_owners
         return tuple(rank % workers for rank in ranks)
-
-    def placed(self, workers: int) -> bool:
-        """Whether several workers have blocks of one matrix, and it is known which."""
-        return not self.batch_blocks and self.work.spread(workers)
 
     def completes(self, i: int, j: int, flat: int = 0) -> int:
         """The number of the worker that makes a block of the result, of one batch block."""

@@ -8,17 +8,19 @@ quite evenly. k is summed in the parts of the workers that have it. For partial 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, product
 
 from multimm.planning.blocking import lay_out
 from multimm.planning.candidates.owner_computes import in_partial_products
+from multimm.planning.cost.communication import bound_2d, volume
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
-from multimm.planning.search import GIVEN, Rank, rank_of, ranked, refined
+from multimm.planning.search import AS_THEY_COME, GIVEN, Rank, rank_of, ranked, refined
 from multimm.planning.tiling.counts import Cut
 from multimm.planning.tiling.grid import Grid, ceil_div, parts_of
 
@@ -28,9 +30,39 @@ PART_CUTS = [Cut(x, x, k, given) for x in HALVES for k in K_TILES for given in (
 
 
 def in_place(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank]:
-    """Layouts in which k, or one of the operands, is multiplied by workers that have it."""
-    partial_products = ranked(in_partial_products(problem, cluster), cluster)
-    return parts_in_place(problem, cluster) | partial_products
+    """Layouts in which one of the operands, or a stack, is multiplied by workers that have it."""
+    found = chain(in_partial_products(problem, cluster), stacks_in_place(problem, cluster))
+    return ranked(found, cluster)
+
+
+def stacks_in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[Schedule]:
+    """Layouts in which each block of a stack is multiplied by the worker that has most of it.
+
+    Of A's blocks and B's, as they come. Also such that no worker has more of them than others.
+    """
+    lie = [*problem.a.owners, *problem.b.owners]
+    known = lie and max(lie) < cluster.workers and not any(problem.rereadable)
+    if cluster.workers == 1 or problem.c is not None or not (known and problem.batch_chunked):
+        return
+    grid = Grid(cluster.workers, 1, 1)
+    layout, _ = lay_out(problem, cluster, grid, Options(), AS_THEY_COME)
+    if layout.mirrors or layout.row_panels > 1:
+        return
+    held = [Counter[int]() for _ in layout.row_sizes]
+    for role in layout.operands.in_place:
+        width, rows = layout.spec(role).itemsize, range(len(layout.m_blocks))
+        across = layout.m_blocks if role == "a" else layout.n_blocks
+        for share, (block, size) in product(layout.shares(role), enumerate(across)):
+            each = share.matrices * size * width
+            owners = layout.tiles.owners(role, share.users[0], block)
+            for user, i in product(share.users, (block,) if role == "a" else rows):
+                for owner, k_tile in zip(owners, layout.k_tiles, strict=True):
+                    held[layout.row(user, i)][owner] += each * k_tile
+    count = len(held)
+    if any(held):
+        for most in (count, ceil_div(count, cluster.workers)):
+            owners = _with_most(held, range(cluster.workers), most)
+            yield replace(layout, row_owners=owners, band=count)  # one row panel
 
 
 def parts_in_place(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank]:
@@ -45,6 +77,9 @@ def parts_in_place(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Ran
     """
     a, b = problem.a, problem.b
     if problem.batch_shape or any(problem.rereadable) or a.chunks[-1] != b.chunks[-2]:
+        return {}
+    otherwise = bound_2d(problem, cluster.workers) + a.nbytes + b.nbytes  # at most
+    if volume(problem, Grid(1, 1, cluster.workers)) >= otherwise:
         return {}
     known = [spec for spec in (a, b.T) if spec.owners]
     alone = max(known, key=lambda spec: spec.nbytes).column_owners if known else ()
@@ -76,7 +111,12 @@ def _most_of_each_range(known: Sequence[MatrixSpec]) -> tuple[int, ...]:
         for owner, (rows, (place, columns)) in zip(spec.owners, sizes, strict=True):
             held[place][owner] += rows * columns * spec.itemsize
     workers = sorted({*chain(*held)})
-    room = Counter(dict.fromkeys(workers, ceil_div(len(held), max(1, len(workers)))))
+    return _with_most(held, workers, ceil_div(len(held), max(1, len(workers))))
+
+
+def _with_most(held: list[Counter[int]], workers: Sequence[int], most: int) -> tuple[int, ...]:
+    """For each of some things the worker that has most of it, none of them for more than `most`."""
+    room = Counter(dict.fromkeys(workers, most))
     found = [0] * len(held)
     for place in sorted(range(len(held)), key=lambda x: -max(held[x].values())):
         own = max((w for w in workers if room[w]), key=held[place].__getitem__)

@@ -40,7 +40,7 @@ ALONE = 2**18
 #: in 4096 x 4096. Of several workers partial products travel meanwhile: no chunk is.
 LONE_GPU = 128_000_000
 #: A task has so many chunks at least, on average: arbitrary, with fewer there is little to gain on
-#: GPUs.
+#: GPUs; unless each makes a chunk of C that is wanted.
 LEAST_JOINED = {"cpu": 1, "gpu": 2}
 
 
@@ -102,16 +102,22 @@ def _layouts(
     if cluster.slowest.kind == "gpu":
         alone = 0 if workers > 1 else LONE_GPU // spec.itemsize
     across = problem.m if by_columns else problem.n
-    for output_tiles in _output_tiles(rows, spec.cols, across, cluster, regular=not problem.chunks):
+    turn = -1 if by_columns else 1
+    along, beside = problem.chunks[-2:][::turn] if problem.chunks else ((), ())
+    wanted = _tiles_of(rows, along)
+    some = _output_tiles(rows, spec.cols, across, cluster, regular=not problem.chunks)
+    for output_tiles in dict.fromkeys(filter(None, (wanted, *some))):
         partial_products = PartialProducts(
             rows, columns, at, output_tiles, workers, by_columns, alone=alone
         )
         lengths = partial_products.lengths
-        if LEAST_JOINED[cluster.slowest.kind] * sum(map(bool, lengths)) > len(at):
+        least = 1 if output_tiles == wanted else LEAST_JOINED[cluster.slowest.kind]
+        if least * sum(map(bool, lengths)) > len(at):
             continue
         k_tiles = tuple(columns[s] for s in partial_products.k_tiles)
-        m_blocks = usual.m_blocks if by_columns else lengths
-        n_blocks = lengths if by_columns else usual.n_blocks
+        usually = usual.m_blocks if by_columns else usual.n_blocks
+        others = beside if output_tiles == wanted else usually
+        m_blocks, n_blocks = (lengths, others)[::turn]
         band = ceil_div(len(m_blocks), grid.p_m)
         layout = Schedule(
             problem, grid, (), m_blocks, n_blocks, k_tiles, band,
@@ -120,6 +126,19 @@ def _layouts(
         yield layout
         if layout.spec("a" if by_columns else "b").blocks > workers > 1:
             yield replace(layout, partial_products=replace(partial_products, coalesced=True))
+
+
+def _tiles_of(rows: Blocks, wanted: Blocks) -> Blocks:
+    """How many rows of chunks each wanted chunk of C is made of; empty if one is cut for it.
+
+    >>> _tiles_of((2, 2, 3), (4, 3)), _tiles_of((2, 2, 3), (3, 4))
+    ((2, 1), ())
+    """
+    ends = [*accumulate(rows)]
+    if not {*accumulate(wanted)} <= {*ends} or 0 in wanted:
+        return ()
+    cuts = [0, *(bisect_right(ends, end) for end in accumulate(wanted))]
+    return tuple(end - start for start, end in pairwise(cuts))
 
 
 def _output_tiles(

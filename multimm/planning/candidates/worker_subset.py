@@ -68,7 +68,7 @@ def with_fewer(
 def _in_few_tasks(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank]:
     """All arrangements, in few blocks and k-tiles, or in those in which operands come."""
     options, plain = Options(), replace(problem, symmetric=False)
-    ranks = cut_alike(plain, cluster, options, FEW_TASKS)
+    ranks = dict(cut_alike(plain, cluster, options, FEW_TASKS))
     if not is_short(problem, cluster):
         for cut in MORE_TASKS:
             ranks |= cut_alike(plain, cluster, options, cut)

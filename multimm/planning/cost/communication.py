@@ -42,6 +42,8 @@ def share_between_nodes(problem: Problem, grid: Grid, per_node: int) -> float:
     Ranks run along p_k, then p_n, then p_m, and so do nodes of `per_node` ranks: parts of k
     share a node first, then the workers of a grid row.
     """
+    if grid.workers <= per_node:
+        return 0.0
     total = volume(problem, grid)
     parts = min(grid.p_k, per_node)
     cols = min(grid.p_n, max(1, per_node // grid.p_k))

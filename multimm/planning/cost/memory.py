@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
 from multimm.planning.cost.reading import held as held_by_reading
@@ -25,6 +26,8 @@ SLICED, SLICED_SHARE, SLICES = 2**26, 16, 63
 EXACT_BYTES, EXACT_K = {"tf32": 4, "float32": 4, "float64": 8}, 4096
 
 
+# Cuts that differ on paper are often the same blocks.
+@lru_cache(maxsize=128)
 def held(layout: Schedule, cluster: ClusterSpec) -> Held:
     """Bytes of the fullest worker: what must stay, and what may be spilled, by name."""
     p, each = layout.problem, crowd(layout, cluster)

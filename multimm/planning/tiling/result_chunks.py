@@ -11,7 +11,7 @@ A chunk of several blocks is made by the worker that has most of it, of what the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, product
 from math import prod
 from typing import NamedTuple
@@ -73,10 +73,14 @@ def senders(chunk: Chunk) -> list[int]:
     ]
 
 
-def counted(chunks: Iterable[Chunk], workers: int) -> tuple[int, int]:
+# Layouts that differ in their k-tiles hand out the same.
+@remembered
+def counted(
+    chunks: tuple[Blocks, ...], blocks: tuple[Blocks, ...], owners: Blocks, workers: int
+) -> tuple[int, int]:
     """Tasks that hand chunks out, and elements that travel for it between so many workers."""
     tasks = moved = 0
-    for chunk in chunks:
+    for chunk in chunks_of(chunks, blocks, owners):
         tasks += 1 + len(senders(chunk))
         owner = chunk.owner % workers
         moved += sum(prod(shape_of(x.to)) for x in chunk.parts if x.rank % workers != owner)

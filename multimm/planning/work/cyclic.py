@@ -1,7 +1,7 @@
 """Blocks of C assigned cyclically to a plane of workers.
 
 Block (i, j) of C is computed at (i mod p_m, j mod p_n); block rows run over the matrices of a stack
-first.
+first. Or a table says for each block row in which row of the plane it is: where its operands lie.
 
 All that follows from this map is in closed form, for a search looks at hundreds of them.
 `multimm.planning.work.symmetric` answers the same questions of a triangle.
@@ -9,6 +9,7 @@ All that follows from this map is in closed form, for a search looks at hundreds
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -44,6 +45,8 @@ class Cyclic:
         Of A and of B: those of a stack may be broadcast.
     per_row_panel : int
         Block rows, over all matrices, that make up a row panel.
+    table : tuple of int
+        The row of the plane for each block row, which are one row panel then. Empty: in turn.
     """
 
     p_m: int
@@ -53,6 +56,7 @@ class Cyclic:
     n_blocks: Blocks
     shapes: tuple[Shape, Shape]
     per_row_panel: int
+    table: Blocks = ()
 
     @cached_property
     def row_sizes(self) -> Blocks:
@@ -72,7 +76,7 @@ class Cyclic:
 
     def worker(self, row: int, j: int) -> Spot:
         """Who computes a block of C: wrapped around the edges of the plane."""
-        return row, j
+        return (self.table[row] if self.table else row), j
 
     def cell(self, row: int, j: int) -> tuple[int, int]:
         """What is computed for a block of C: the block itself."""
@@ -146,7 +150,14 @@ class Cyclic:
     @cached_property
     def most_rows(self) -> int:
         """Rows of C, over all matrices, of the busiest row of the plane."""
+        if self.table:
+            return max(map(sum, self._shares(self.row_sizes)))
         return largest_share(self.row_sizes, self.p_m)
+
+    @property
+    def most_blocks(self) -> int:
+        """Block rows of the row of the plane that has most of them."""
+        return max(Counter(self.table).values(), default=ceil_div(len(self.row_sizes), self.p_m))
 
     @cached_property
     def most_columns(self) -> int:
@@ -160,10 +171,17 @@ class Cyclic:
     def _in_row_panels(self, rows: Sequence[int]) -> Iterator[Sequence[int]]:
         """What each row of the plane works on in each row panel, of something by block row."""
         band = self.per_row_panel // self.p_m
-        for rank in range(self.p_m):
-            share = rows[rank :: self.p_m]
+        for share in self._shares(rows):
             for start in range(0, max(1, len(share)), band):
                 yield share[start : start + band]
+
+    def _shares(self, rows: Sequence[int]) -> Iterator[Sequence[int]]:
+        """What each row of the plane has of something by block row."""
+        for rank in range(self.p_m):
+            if self.table:
+                yield [x for x, at in zip(rows, self.table, strict=True) if at == rank]
+            else:
+                yield rows[rank :: self.p_m]
 
     # ---------------------------------------------------------------- what it needs
 
@@ -202,9 +220,10 @@ class Cyclic:
         rows, of_a, of_b = len(self.m_blocks), self.share_of("a"), self.share_of("b")
         for row in range(len(self.row_sizes)):
             flat, i = divmod(row, rows)
+            at = self.worker(row, 0)[0] % self.p_m
             for key in (("a", of_a[flat].users[0], i), ("b", of_b[flat].users[0], 0)):
                 used = found.setdefault(key, {})
-                used.setdefault(row // self.per_row_panel, {})[row % self.p_m] = None
+                used.setdefault(row // self.per_row_panel, {})[at] = None
         return found
 
     def users(self, role: str, flat: int, block: int) -> Iterator[set[Spot]]:
@@ -237,7 +256,7 @@ class Cyclic:
         if self.batch_blocks:
             of_a, of_b = (n * k / (self.p_m * self.p_n) for n in self.sent)
             return of_a, of_b
-        rows = ceil_div(len(self.row_sizes), self.p_m) * steps
+        rows = self.most_blocks * steps
         columns = ceil_div(len(self.n_blocks), self.p_n) * steps
         row_panels = ceil_div(len(self.row_sizes), self.per_row_panel)
         of_a = k * self.most_rows * (1 - rows // self.p_n / rows)
@@ -281,6 +300,8 @@ class Cyclic:
         """
         if role == "a":
             blocks, along, across = self.m_blocks, self.p_m, self.p_n
+            if self.table:
+                return most_assigned(self.most_blocks, steps, across) * max(blocks)
         else:
             blocks, along, across = self.n_blocks, self.p_n, min(self.p_m, len(self.row_sizes))
         return most_assigned(ceil_div(len(blocks), along), steps, across) * max(blocks)
