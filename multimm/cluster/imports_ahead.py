@@ -20,7 +20,10 @@ THREAD = "multimm-imports"
 #: Module that begins it in a worker, as Dask imports it there.
 PRELOAD = "multimm.cluster.plugins.preload_imports"
 #: What a worker needs, first what it needs first: tasks, and blocks of CuPy that travel.
-IN_WORKERS = ("multimm.graph.warmup", "distributed.protocol.cupy")
+IN_CPU_WORKERS = ("multimm.graph.warmup",)
+IN_WORKERS = (*IN_CPU_WORKERS, "distributed.protocol.cupy")
+#: Libraries that read files: workers will need those that the process that starts them has.
+FILES = ("zarr", "h5py")
 #: What a product needs in the process that asks for it.
 IN_CLIENT = ("multimm.api",)
 
@@ -40,6 +43,11 @@ def _run(modules: Sequence[str], driver: bool) -> None:
         with suppress(OSError):  # none is installed
             # It makes no context: dask-cuda warns where there is one before its own.
             ctypes.CDLL("libcuda.so.1").cuInit(0)
+    load(modules)
+
+
+def load(modules: Sequence[str]) -> None:
+    """Import modules, but for those that cannot be."""
     for name in modules:
         try:
             import_module(name)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -25,6 +26,7 @@ from multimm.cluster.options import (
     pool_bytes,
 )
 from multimm.cluster.plugins import pool_memory
+from multimm.cluster.processes_ahead import processes_ahead
 from multimm.errors import ClusterError, KernelError, cause
 from multimm.gpu.precompile import Compilation
 from multimm.gpu.runtime.trusted_files import open_folder
@@ -287,16 +289,24 @@ def _cpu_cluster(options: StartOptions) -> Any:
     from distributed import LocalCluster
 
     blas_threads = max(1, cores() // (options.workers * options.threads))
-    with _blas_threads(blas_threads):
+    with _blas_threads(blas_threads), _workers_ahead(options.workers, ()):
         return LocalCluster(n_workers=options.workers, processes=True, **_common(options))
 
 
 def _gpu_cluster(options: StartOptions) -> Any:
-    from dask_cuda import LocalCUDACluster
-
     if options.protocol == "ucxx":
         logger.warning(OPEN_LISTENERS)
-    return LocalCUDACluster(**on_gpus(options))
+    with _workers_ahead(len(options.gpus), ("dask_cuda",)):
+        from dask_cuda import LocalCUDACluster
+
+        return LocalCUDACluster(**on_gpus(options))
+
+
+def _workers_ahead(count: int, first: Sequence[str]) -> AbstractContextManager[None]:
+    """Worker processes begin, and import what they need, while the cluster is made inside."""
+    later = imports_ahead.IN_WORKERS if first else imports_ahead.IN_CPU_WORKERS
+    read = [name for name in imports_ahead.FILES if name in sys.modules]
+    return processes_ahead(count, ("distributed.nanny", *first), (*later, *read))
 
 
 def on_gpus(options: StartOptions) -> dict[str, Any]:
