@@ -22,8 +22,9 @@ PRELOAD = "multimm.cluster.plugins.preload_imports"
 #: What a worker needs, first what it needs first: tasks, and blocks of CuPy that travel.
 IN_CPU_WORKERS = ("multimm.graph.warmup",)
 IN_WORKERS = (*IN_CPU_WORKERS, "distributed.protocol.cupy")
-#: Libraries that read files: workers will need those that the process that starts them has.
-FILES = ("zarr", "h5py")
+#: Libraries that read and write files: workers will need those that the process that starts them
+#: has imported, or will for files whose names have one of these.
+FILES = {"zarr": (".zarr",), "h5py": (".h5", ".hdf5", ".nc")}
 #: What a product needs in the process that asks for it.
 IN_CLIENT = ("multimm.api",)
 

@@ -21,24 +21,30 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import popen_fork, reduction, resource_tracker, spawn, util
 from multiprocessing.context import SpawnContext, SpawnProcess, set_spawning_popen
+from tempfile import TemporaryFile
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 from multimm.cluster import imports_ahead
 
 logger = logging.getLogger(__name__)
 
-#: What nannies have in the environment of a new process (`distributed.nanny.Nanny`).
+#: How nannies start processes, and what they have in the environment of each: where Dask's
+#: configuration has it, and what it is by default. (distributed, whose defaults they are, takes
+#: most of a second to import.)
+METHOD = "distributed.worker.multiprocessing-method"
 ENVIRONMENT = "distributed.nanny.pre-spawn-environ"
-#: And besides, of their own, for strings to have the same hashes in all of them.
-HASH_SEED = "PYTHONHASHSEED"
+DEFAULTS = {
+    "MALLOC_TRIM_THRESHOLD_": 65536,
+    "OMP_NUM_THREADS": 1,
+    "MKL_NUM_THREADS": 1,
+    "OPENBLAS_NUM_THREADS": 1,
+    "PYTHONHASHSEED": 6640,
+}
 #: Open files that a process can be given; a worker takes 6.
 MOST_FILES = 64
-#: Bytes of a number, in messages.
-NUMBER = 8
 
 
 class Waiting(NamedTuple):
@@ -51,9 +57,9 @@ class Waiting(NamedTuple):
     def end(self) -> None:
         """End it."""
         self.link.close()
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+            os.waitpid(self.pid, 0)
 
 
 #: Those that nobody was given yet.
@@ -62,9 +68,9 @@ _waiting: list[Waiting] = []
 
 @contextmanager
 def processes_ahead(count: int, first: Sequence[str], later: Sequence[str]) -> Iterator[None]:
-    """Begin so many processes, and have them given to nannies that start workers inside.
+    """Begin processes until so many wait, and end those of them that nobody has taken at the end.
 
-    What nobody takes is ended. Where none can be begun, nannies start processes as ever.
+    Where none can be begun, nannies start processes as ever.
 
     Parameters
     ----------
@@ -73,34 +79,30 @@ def processes_ahead(count: int, first: Sequence[str], later: Sequence[str]) -> I
         Modules to import: what a process needs to understand its work; and what may be imported
         by a thread while it works. See `imports_ahead`.
     """
-    from distributed import process
+    import dask
 
-    with ExitStack() as stack:
+    begun: list[Waiting] = []
+    try:
         try:
-            for _ in range(count):
-                begun = _begin(first, later)
-                _waiting.append(begun)
-                stack.callback(_end_unless_taken, begun)
-            stack.enter_context(patch.object(process, "get_mp_context", _Context))
+            while dask.config.get(METHOD, "spawn") == "spawn" and len(_waiting) < count:
+                begun.append(_begin(first, later))
+                _waiting.append(begun[-1])
         except (OSError, AttributeError, ValueError) as error:
             logger.info("no worker process begins ahead: %r", error)
         yield
-
-
-def _end_unless_taken(begun: Waiting) -> None:
-    with suppress(ValueError):
-        _waiting.remove(begun)
-        begun.end()
+    finally:
+        for one in begun:
+            with suppress(ValueError):  # it was taken
+                _waiting.remove(one)
+                one.end()
 
 
 def _begin(first: Sequence[str], later: Sequence[str]) -> Waiting:
     import dask
 
+    given = DEFAULTS | dask.config.get(ENVIRONMENT, {})
     # As nannies do: what somebody has set in the environment stays.
-    given = dask.config.get(ENVIRONMENT)
     early = {k: os.environ.get(k, str(value)) for k, value in given.items() if value is not None}
-    if early.get(HASH_SEED, "0") == "0":
-        early[HASH_SEED] = "6640"
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.set_inheritable(True)
@@ -118,6 +120,20 @@ sys.path[:], *asked = json.loads({asked!r})
 from multimm.cluster.processes_ahead import wait_for_work
 wait_for_work(*asked)
 """
+
+
+@contextmanager
+def given_to_nannies() -> Iterator[None]:
+    """Nannies that start workers inside take processes that wait, while there are some."""
+    import distributed.process
+    from distributed.utils import get_mp_context
+
+    process: Any = distributed.process
+    process.get_mp_context = lambda: _Context() if _waiting else get_mp_context()
+    try:
+        yield
+    finally:
+        process.get_mp_context = get_mp_context
 
 
 class _Process(SpawnProcess):
@@ -175,22 +191,20 @@ class _Given(popen_fork.Popen):
     def _launch(self, process_obj: Any) -> None:
         if any(os.environ.get(name) != value for name, value in self._taken.early.items()):
             raise OSError("the environment that it has begun with is another")
-        environment = pickle.dumps(dict(os.environ))
-        with open(os.memfd_create("multimm-work"), "w+b") as work:
-            work.write(environment)
+        with TemporaryFile() as work:
+            pickle.dump(dict(os.environ), work)
             set_spawning_popen(self)  # type: ignore[arg-type]
             try:
                 reduction.dump(spawn.get_preparation_data(process_obj._name), work)
                 reduction.dump(process_obj, work)
             finally:
                 set_spawning_popen(None)
-            work.flush()
+            work.seek(0)
             tracker: Any = resource_tracker.getfd()
             sent = [work.fileno(), tracker, *self._sent]
             if len(sent) > MOST_FILES:
                 raise OSError(f"{len(sent)} open files are to be given to it")
-            head = len(environment).to_bytes(NUMBER, "little")
-            socket.send_fds(self._taken.link, [head], sent)
+            socket.send_fds(self._taken.link, [b"."], sent)
         self.pid = self._taken.pid
         self.sentinel = self._taken.link.detach()
         self.finalizer = util.Finalize(self, os.close, [self.sentinel])
@@ -202,22 +216,21 @@ def wait_for_work(link: int, first: Sequence[str], later: Sequence[str]) -> None
 
     gc.disable()  # a fifth of what imports take
     try:
+        os.set_inheritable(link, False)
         imports_ahead.load(first)
         imports_ahead.begin(later, driver=False)
-        os.set_inheritable(link, False)
         with socket.socket(fileno=link) as parent:
-            head, files, *_ = socket.recv_fds(parent, NUMBER, MOST_FILES)
+            _, files, *_ = socket.recv_fds(parent, 1, MOST_FILES)
             parent.detach()
     except BaseException:  # Ctrl-C, say: who starts this process is told as well
         os._exit(1)
-    if not head:  # nobody wants it
+    if not files:  # nobody wants it
         os._exit(0)
     gc.enable()
     work, tracker, *_files[:] = files
-    size = int.from_bytes(head, "little")
-    environment = pickle.loads(os.pread(work, size, 0))
+    with open(work, "rb", buffering=0, closefd=False) as file:  # reads no more than it takes
+        environment = pickle.load(file)
     os.environ.clear()
     os.environ.update(environment)
-    os.lseek(work, size, os.SEEK_SET)
     resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
     sys.exit(spawn._main(work, link))
