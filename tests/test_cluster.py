@@ -290,7 +290,8 @@ def test_preloads_of_gpu_workers_begin_imports_and_leave_workers_alone():
         assert client.submit(lambda: 42).result() == 42
 
         def all_are_there():
-            lists = client.run(lambda: [name in sys.modules for name in imports_ahead.IN_WORKERS])
+            modules = [name.partition(":")[0] for name in imports_ahead.IN_WORKERS]
+            lists = client.run(lambda: [name in sys.modules for name in modules])
             return all(map(any, lists.values()))
 
         soon(all_are_there)

@@ -69,8 +69,6 @@ def matmul(
     nor the result need to fit in memory. The output gets its name when it is complete and
     verified, and not before.
     """
-    from multimm.io import Output
-
     product = {name: options.pop(name) for name in PRODUCT_NAMES}
     alpha = product["alpha"]
     if verify and isinstance(alpha, float) and not math.isfinite(alpha):
@@ -78,6 +76,8 @@ def matmul(
     files = InputFiles(a, b, dataset_a, dataset_b)
     workers = Workers(**options)
     with workers.ahead(a, b, output):
+        from multimm.io import Output  # takes a second; and so do workers
+
         files.check(product)
         if explain:
             with workers.open() as client:

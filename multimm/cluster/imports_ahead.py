@@ -19,9 +19,10 @@ logger = logging.getLogger(__name__)
 THREAD = "multimm-imports"
 #: Module that begins it in a worker, as Dask imports it there.
 PRELOAD = "multimm.cluster.plugins.preload_imports"
-#: What a worker needs, first what it needs first: tasks, and blocks of CuPy that travel.
+#: What a worker needs, first what it needs first: tasks, blocks of CuPy that travel, and loops that
+#: copy blocks in host memory, which take 0.7 s to compile.
 IN_CPU_WORKERS = ("multimm.graph.warmup",)
-IN_WORKERS = (*IN_CPU_WORKERS, "distributed.protocol.cupy")
+IN_WORKERS = (*IN_CPU_WORKERS, "distributed.protocol.cupy", "multimm.gpu.transfer.loops:loops")
 #: Libraries that read and write files: workers will need those that the process that starts them
 #: has imported, or will for files whose names have one of these.
 FILES = {"zarr": (".zarr",), "h5py": (".h5", ".hdf5", ".nc")}
@@ -47,10 +48,13 @@ def _run(modules: Sequence[str], driver: bool) -> None:
     load(modules)
 
 
-def load(modules: Sequence[str]) -> None:
-    """Import modules, but for those that cannot be."""
-    for name in modules:
+def load(names: Sequence[str]) -> None:
+    """Import modules, and call functions ("module:function"), but for those that fail."""
+    for name in names:
+        module, _, function = name.partition(":")
         try:
-            import_module(name)
+            found = import_module(module)
+            if function:
+                getattr(found, function)()
         except Exception as error:
             logger.info("%s was not imported ahead: %r", name, error)
