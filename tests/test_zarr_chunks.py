@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from distributed import LocalCluster
 
 from multimm.errors import FileFormatError
-from multimm.files import graph, locate
+from multimm.files import graph, locate, zarr_chunks
 from multimm.files import zarr as zarr_files
 from multimm.files.zarr_chunks import UNTOUCHED, WholeChunks
 from multimm.files.zarr_metadata import Encoding, written
@@ -175,7 +177,7 @@ def test_damaged_metadata_are_left_to_zarr(tmp_path, content):
 
 def test_a_box_that_is_a_chunk_is_decoded_in_place(tmp_path, monkeypatch):
     _, values = stored(tmp_path / "x.zarr", {"compressors": None})
-    monkeypatch.setattr(WholeChunks, "_memory", lambda *_: pytest.fail("more memory"))
+    monkeypatch.setattr(zarr_chunks, "SCRATCH", None)
     where = (slice(20, 40), slice(15, 30))
     np.testing.assert_array_equal(read(tmp_path / "x.zarr", where), values[where])
 
@@ -225,3 +227,34 @@ def test_workers_with_a_gpu_read_by_several_threads_whatever_they_read_to(monkey
     if not given:
         worker.plugins = {}
     assert graph._threads(gpu=False) == used
+
+
+def test_blocks_of_few_chunks_are_read_beside_each_other(tmp_path, monkeypatch):
+    _, values = stored(tmp_path / "x.zarr", {})
+    matrix = zarr_files.inspect(locate(str(tmp_path / "x.zarr"), None))
+    monkeypatch.setattr(graph, "_threads", lambda gpu: 4)
+    met, decode = threading.Barrier(1 + graph.BESIDE), WholeChunks._decode
+
+    def meet(self, path, decoded):
+        met.wait(30)  # raises if fewer come
+        return decode(self, path, decoded)
+
+    monkeypatch.setattr(WholeChunks, "_decode", meet)
+    at = [(slice(row, row + 20), slice(0, 15)) for row in (0, 20, 40)]
+    reader = graph.Reader(matrix, gpu=False)
+    with (
+        LocalCluster(1, processes=False, threads_per_worker=1, dashboard_address=":0") as cluster,
+        cluster.get_client() as client,
+    ):
+        tasks = [client.submit(reader.part(where), where) for where in at]
+        for where, block in zip(at, client.gather(tasks), strict=True):
+            np.testing.assert_array_equal(block, values[where])
+    assert graph._beside._value == graph.BESIDE
+
+
+def test_blocks_of_many_chunks_keep_their_workers_thread(tmp_path, monkeypatch):
+    stored(tmp_path / "x.zarr", {})
+    matrix = zarr_files.inspect(locate(str(tmp_path / "x.zarr"), None))
+    monkeypatch.setattr("distributed.secede", lambda: pytest.fail("left"))
+    with graph._beside_other_tasks(graph.Reader(matrix, gpu=False).part(WHERE).matrix, 16):
+        pass

@@ -69,30 +69,31 @@ def matmul(
     nor the result need to fit in memory. The output gets its name when it is complete and
     verified, and not before.
     """
-    from multimm.io import Output
-
     product = {name: options.pop(name) for name in PRODUCT_NAMES}
     alpha = product["alpha"]
     if verify and isinstance(alpha, float) and not math.isfinite(alpha):
         raise OptionError(f"--alpha {alpha}: the check needs a finite number; or add --no-verify")
     files = InputFiles(a, b, dataset_a, dataset_b)
-    files.check(product)
     workers = Workers(**options)
-    if explain:
-        with workers.open() as client:
-            say(files.plan(client, product))
-        return
-    if output is None:
-        raise OptionError("no output: say where to write with -o C.npy, C.zarr or C.h5")
-    if overwrite:
-        files.check_apart(output, dataset_c)
-    # The output is the outer one: it is cleaned up when no worker can write into it any more.
-    with (
-        Output(output, dataset=dataset_c, overwrite=overwrite) as target,
-        workers.open() as client,
-    ):
-        multiply(client, files, target, product, verify=verify)
-        target.commit()
+    with workers.ahead(a, b, output):
+        from multimm.io import Output  # takes a second; and so do workers
+
+        files.check(product)
+        if explain:
+            with workers.open() as client:
+                say(files.plan(client, product))
+            return
+        if output is None:
+            raise OptionError("no output: say where to write with -o C.npy, C.zarr or C.h5")
+        if overwrite:
+            files.check_apart(output, dataset_c)
+        # The output is the outer one: it is cleaned up when no worker can write into it any more.
+        with (
+            Output(output, dataset=dataset_c, overwrite=overwrite) as target,
+            workers.open() as client,
+        ):
+            multiply(client, files, target, product, verify=verify)
+            target.commit()
     say(f"written   {printable(target.path)}")
 
 

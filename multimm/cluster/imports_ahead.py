@@ -19,8 +19,13 @@ logger = logging.getLogger(__name__)
 THREAD = "multimm-imports"
 #: Module that begins it in a worker, as Dask imports it there.
 PRELOAD = "multimm.cluster.plugins.preload_imports"
-#: What a worker needs, first what it needs first: tasks, and blocks of CuPy that travel.
-IN_WORKERS = ("multimm.graph.warmup", "distributed.protocol.cupy")
+#: What a worker needs, first what it needs first: tasks, blocks of CuPy that travel, and loops that
+#: copy blocks in host memory, which take 0.7 s to compile.
+IN_CPU_WORKERS = ("multimm.graph.warmup",)
+IN_WORKERS = (*IN_CPU_WORKERS, "distributed.protocol.cupy", "multimm.gpu.transfer.loops:loops")
+#: Libraries that read and write files: workers will need those that the process that starts them
+#: has imported, or will for files whose names have one of these.
+FILES = {"zarr": (".zarr",), "h5py": (".h5", ".hdf5", ".nc")}
 #: What a product needs in the process that asks for it.
 IN_CLIENT = ("multimm.api",)
 
@@ -40,8 +45,16 @@ def _run(modules: Sequence[str], driver: bool) -> None:
         with suppress(OSError):  # none is installed
             # It makes no context: dask-cuda warns where there is one before its own.
             ctypes.CDLL("libcuda.so.1").cuInit(0)
-    for name in modules:
+    load(modules)
+
+
+def load(names: Sequence[str]) -> None:
+    """Import modules, and call functions ("module:function"), but for those that fail."""
+    for name in names:
+        module, _, function = name.partition(":")
         try:
-            import_module(name)
+            found = import_module(module)
+            if function:
+                getattr(found, function)()
         except Exception as error:
             logger.info("%s was not imported ahead: %r", name, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimm.cluster.inspect.devices import Gpu, visible_gpus
 from multimm.errors import OptionError, integer
@@ -35,6 +35,14 @@ ASK = (
 )
 
 
+class Chosen(NamedTuple):
+    """What workers there will be: `gpus` is empty for CPU workers."""
+
+    gpus: tuple[Gpu, ...]
+    workers: int
+    threads: int
+
+
 @dataclass(frozen=True, slots=True)
 class StartOptions:
     """What `start` was asked for, checked: `gpus` is empty for CPU workers."""
@@ -49,17 +57,8 @@ class StartOptions:
     dashboard_address: str | None
 
 
-def check(
-    gpus: int | None = None,
-    workers: int | None = None,
-    threads: int = 1,
-    memory_limit: int | str | None = None,
-    protocol: str | None = None,
-    rmm_pool: float | int | str | None = None,
-    security: Security | None = None,
-    dashboard_address: str | None = None,
-) -> StartOptions:
-    """Turn the arguments of `multimm.cluster.start` into decisions, or refuse them."""
+def choose(gpus: int | None = None, workers: int | None = None, threads: int = 1) -> Chosen:
+    """Which workers are asked for, in a tenth of a second: distributed is not imported for that."""
     for name, value, least in (("gpus", gpus, 0), ("workers", workers, 1), ("threads", threads, 1)):
         number = integer(value)
         if (value is not None or name == "threads") and (number is None or number < least):
@@ -70,14 +69,26 @@ def check(
             "workers, not both"
         )
     chosen = _choose_gpus(gpus if workers is None else 0)
-    count = len(chosen) or workers or min(cores(), MAX_CPU_WORKERS)
+    return Chosen(chosen, len(chosen) or workers or min(cores(), MAX_CPU_WORKERS), threads)
+
+
+def check(
+    chosen: Chosen,
+    memory_limit: int | str | None = None,
+    protocol: str | None = None,
+    rmm_pool: float | int | str | None = None,
+    security: Security | None = None,
+    dashboard_address: str | None = None,
+) -> StartOptions:
+    """Turn the other arguments of `multimm.cluster.start` into decisions, or refuse them."""
+    gpus, count, threads = chosen
     return StartOptions(
-        chosen,
+        gpus,
         count,
         threads,
-        _memory_limit(memory_limit, count, chosen),
-        _protocol(protocol, security, gpu=bool(chosen)),
-        _pool(rmm_pool, chosen),
+        _memory_limit(memory_limit, count, gpus),
+        _protocol(protocol, security, gpu=bool(gpus)),
+        _pool(rmm_pool, gpus),
         security,
         _dashboard(dashboard_address),
     )

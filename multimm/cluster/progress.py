@@ -13,7 +13,6 @@ from dask.callbacks import Callback
 from multimm.display.tally import Bar, Count, Tally, stdout
 from multimm.display.units import duration
 from multimm.errors import OptionError
-from multimm.operands import current_client
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -86,6 +85,8 @@ class Progress:
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
+        from multimm.operands import current_client
+
         self._client = current_client()
         if self._client is not None and self._client.asynchronous:
             raise OptionError(

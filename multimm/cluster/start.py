@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -18,13 +19,16 @@ from multimm.cluster.inspect.devices import driver_cuda, free_bytes, install_com
 from multimm.cluster.inspect.host_report import OPEN_LISTENERS
 from multimm.cluster.options import (
     LOOPBACK,
+    Chosen,
     StartOptions,
     check,
     check_certificates,
+    choose,
     cores,
     pool_bytes,
 )
 from multimm.cluster.plugins import pool_memory
+from multimm.cluster.processes_ahead import given_to_nannies, processes_ahead
 from multimm.errors import ClusterError, KernelError, cause
 from multimm.gpu.precompile import Compilation
 from multimm.gpu.runtime.trusted_files import own_folder
@@ -144,17 +148,17 @@ def start(
     ClusterError
         GPU packages are missing, or the workers do not start.
     """
-    options = check(
-        gpus, workers, threads, memory_limit, protocol, rmm_pool, security, dashboard_address
-    )
+    chosen = choose(gpus, workers, threads)
     main_guard.require()
-    if security is not None:
-        check_certificates(security, "scheduler", "worker", "client")
-    if options.gpus:
-        options = _with_transport(options, protocol)
-        _require_gpu_packages(options.protocol)
-        _require_memory(options)
     with ExitStack() as meanwhile:
+        meanwhile.enter_context(workers_ahead(chosen))
+        options = check(chosen, memory_limit, protocol, rmm_pool, security, dashboard_address)
+        if security is not None:
+            check_certificates(security, "scheduler", "worker", "client")
+        if options.gpus:
+            options = _with_transport(options, protocol)
+            _require_gpu_packages(options.protocol)
+            _require_memory(options)
         compilations = [
             meanwhile.enter_context(Compilation(capability, cores()))
             for capability in sorted({gpu.capability for gpu in options.gpus} - {0})
@@ -286,8 +290,7 @@ def _common(options: StartOptions) -> dict[str, Any]:
 def _cpu_cluster(options: StartOptions) -> Any:
     from distributed import LocalCluster
 
-    blas_threads = max(1, cores() // (options.workers * options.threads))
-    with _blas_threads(blas_threads):
+    with _blas_threads(options), given_to_nannies():
         return LocalCluster(n_workers=options.workers, processes=True, **_common(options))
 
 
@@ -296,7 +299,29 @@ def _gpu_cluster(options: StartOptions) -> Any:
 
     if options.protocol == "ucxx":
         logger.warning(OPEN_LISTENERS)
-    return LocalCUDACluster(**on_gpus(options))
+    with given_to_nannies():
+        return LocalCUDACluster(**on_gpus(options))
+
+
+@contextmanager
+def workers_ahead(chosen: Chosen, files: Sequence[str] = ()) -> Iterator[None]:
+    """Worker processes begin and import, for `start` inside, which else begins them itself.
+
+    Parameters
+    ----------
+    chosen : Chosen
+    files : sequence of str
+        Libraries that read files, of which tasks will need those that are not imported here yet.
+    """
+    gpus = bool(chosen.gpus)
+    first = ("distributed.nanny", "dask_cuda") if gpus else ("distributed.nanny",)
+    later = imports_ahead.IN_WORKERS if gpus else imports_ahead.IN_CPU_WORKERS
+    read = [name for name in imports_ahead.FILES if name in files or name in sys.modules]
+    with ExitStack() as stack:
+        with nullcontext() if gpus else _blas_threads(chosen):
+            count = min(chosen.workers, cores())
+            stack.enter_context(processes_ahead(count, first, (*later, *read)))
+        yield
 
 
 def on_gpus(options: StartOptions) -> dict[str, Any]:
@@ -351,8 +376,8 @@ def _missing_variables() -> tuple[str, ...]:
 
 
 @contextmanager
-def _blas_threads(count: int) -> Iterator[None]:
-    """Worker processes started inside give their BLAS `count` threads.
+def _blas_threads(chosen: Chosen | StartOptions) -> Iterator[None]:
+    """CPU workers' processes started inside give their BLAS an even share of the cores.
 
     distributed's default is one thread per process, which leaves cores idle when there are
     fewer workers than cores; BLAS's own default, all cores in each, has them fight for them.
@@ -364,6 +389,7 @@ def _blas_threads(count: int) -> Iterator[None]:
     # used into this process's environment: without clean-up, the first call would decide
     # for all later ones.
     missing = _missing_variables()
+    count = max(1, cores() // (chosen.workers * chosen.threads))
     settings = {f"distributed.nanny.pre-spawn-environ.{name}": count for name in BLAS_VARIABLES}
     try:
         with dask.config.set(settings):

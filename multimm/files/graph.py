@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,6 +39,9 @@ Chunks = tuple[tuple[int, ...], ...]
 ZARR_CHUNK_BYTES = 64 * 2**20
 #: Tasks of one graph, arbitrary: Dask takes minutes for as many.
 MOST_BLOCKS = 10**6
+#: Blocks of few chunks that are read beside the one that a worker's thread reads; arbitrary.
+BESIDE = 2
+_beside = threading.BoundedSemaphore(BESIDE)
 #: Of what errors call blocks that are written.
 WRITTEN = "what is written"
 
@@ -59,6 +64,26 @@ def _threads(gpu: bool) -> int:
     worker = current_worker()
     beside = gpu or (worker is not None and by_dask_cuda(worker))
     return threads_beside_a_gpu(READERS) if beside else 1
+
+
+@contextmanager
+def _beside_other_tasks(matrix: StoredMatrix, threads: int) -> Iterator[None]:
+    """Let the worker begin another task meanwhile, where a block has few chunks for its threads.
+
+    Else cores are idle: a block has 4 to 6 chunks, say, and there are 16 threads for it.
+    """
+    few = 0 < len(matrix.states or ()) <= threads // 2
+    beside = few and _beside.acquire(blocking=False)
+    try:
+        if beside:
+            from distributed import secede
+
+            with suppress(ValueError):  # no worker of distributed's
+                secede()
+        yield
+    finally:
+        if beside:
+            _beside.release()
 
 
 def _unreadable(matrix: StoredMatrix, error: Exception) -> FileFormatError:
@@ -125,8 +150,9 @@ class Reader:
         return self.matrix.storage
 
     def __call__(self, index: Where) -> Any:
-        """Read one rectangle."""
-        return read_block(self.matrix, index, self.gpu)
+        """Read one rectangle: in a task of a product, with which nothing is fused."""
+        with _beside_other_tasks(self.matrix, _threads(self.gpu)):
+            return read_block(self.matrix, index, self.gpu)
 
     def part(self, index: Where) -> Reader:
         """The same with no more than that rectangle needs, for the task that reads it."""

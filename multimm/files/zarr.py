@@ -34,8 +34,8 @@ from multimm.files.zarr_chunks import WholeChunks
 METADATA = ("zarr.json", ".zarray", ".zgroup")
 #: Chunks that are asked for one by one, where nothing can be listed: 4 s at 32 in 30 ms.
 MOST_ASKED = 4096
-#: Bytes of storage chunks that are decoded at a time by several threads; arbitrary.
-DECODED = 10**9
+#: Bytes that several threads hold while they decode; arbitrary: 16 threads, with chunks of 60 MB.
+DECODED = 2 * 10**9
 
 
 def inspect(place: Location) -> StoredMatrix:

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from importlib import import_module
 from typing import Any, Self
 
 import numpy as np
 
+from multimm.files.scratch import SCRATCH, Bytes
 from multimm.files.stored import StoredMatrix, Where
 from multimm.files.zarr_metadata import CODECS, written
 
@@ -39,7 +39,6 @@ class WholeChunks:
 
     def __init__(self, folder: str, array: Any, dtype: np.dtype[Any], codec: Any) -> None:
         self.folder, self.array, self.dtype, self.codec = folder, array, dtype, codec
-        self._own = threading.local()
 
     @classmethod
     def of(cls, matrix: StoredMatrix, folder: str, array: Any) -> Self | None:
@@ -70,15 +69,18 @@ class WholeChunks:
             slice(side.start - n * edge, side.stop - n * edge)
             for side, n, edge in zip(box, at, chunk, strict=True)
         )
-        whole = target.shape == chunk and target.flags.c_contiguous and target.dtype == self.dtype
-        decoded = target if whole else self._memory("decoded", math.prod(chunk), self.dtype)
         path = f"{self.folder}/{self.array.metadata.encode_chunk_key(at)}"
-        if not self._decode(path, decoded.reshape(-1).view(np.uint8)):
-            target[...] = self.array[box]
-        elif not whole:
-            target[...] = decoded.reshape(chunk)[inside]
+        if target.shape == chunk and target.flags.c_contiguous and target.dtype == self.dtype:
+            if not self._decode(path, target.reshape(-1).view(np.uint8)):
+                target[...] = self.array[box]
+            return
+        with SCRATCH.lent(math.prod(chunk) * self.dtype.itemsize) as decoded:
+            if self._decode(path, decoded):
+                target[...] = decoded.view(self.dtype).reshape(chunk)[inside]
+                return
+        target[...] = self.array[box]
 
-    def _decode(self, path: str, decoded: np.ndarray[Any, Any]) -> bool:
+    def _decode(self, path: str, decoded: Bytes) -> bool:
         """Read a chunk's file, and decode it; whether it is a chunk of that size."""
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -88,12 +90,15 @@ class WholeChunks:
             size = os.fstat(file).st_size
             if self.codec is None:
                 return size == decoded.size and os.readv(file, [decoded.data]) == size
-            encoded = self._memory("encoded", size, np.dtype(np.uint8))
-            if os.readv(file, [encoded.data]) != size:
-                return False
+            with SCRATCH.lent(size) as encoded:
+                if os.readv(file, [encoded.data]) != size:
+                    return False
+                return self._decoded(path, encoded, decoded)
         finally:
             os.close(file)
-        if self.codec.codec_id == "blosc" and size < _told_by_blosc(encoded):
+
+    def _decoded(self, path: str, encoded: Bytes, decoded: Bytes) -> bool:
+        if self.codec.codec_id == "blosc" and encoded.size < _told_by_blosc(encoded):
             raise ValueError(f"{path} is cut short")
         decoded[-1] = UNTOUCHED
         try:
@@ -102,16 +107,8 @@ class WholeChunks:
             return False
         return bool(decoded[-1] != UNTOUCHED)
 
-    def _memory(self, name: str, count: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """This thread's own, used for one chunk after another."""
-        found: np.ndarray[Any, Any] | None = getattr(self._own, name, None)
-        if found is None or found.size < count:
-            found = np.empty(count, dtype)
-            setattr(self._own, name, found)
-        return found[:count]
 
-
-def _told_by_blosc(encoded: np.ndarray[Any, Any]) -> int:
+def _told_by_blosc(encoded: Bytes) -> int:
     """Bytes that a Blosc buffer has by its header: its decoder believes that, and reads on."""
     header = encoded[:BLOSC_HEADER].tobytes()
     return int.from_bytes(header[-4:], "little") if len(header) == BLOSC_HEADER else BLOSC_HEADER
