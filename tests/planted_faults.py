@@ -291,6 +291,27 @@ MEMORY = (
         "leaving",
     ),
     Fault(
+        "products begin while blocks of C wait to leave a GPU",
+        "graph/tasks/host_offload.py",
+        "    _leaving.wait_for_room()\n",
+        "",
+        "multiply_beside",
+    ),
+    Fault(
+        "the worker's thread waits with a product",
+        "graph/tasks/host_offload.py",
+        "        _give_up_thread()\n        return",
+        "        return",
+        "multiply_beside",
+    ),
+    Fault(
+        "a product runs on the GPU beside the one before",
+        "graph/streams.py",
+        "            stream.wait_event(_launched[device])\n",
+        "            pass\n",
+        "streams",
+    ),
+    Fault(
         "memory that was freed on stream 0 is written to before its kernels are done",
         "graph/streams.py",
         "        if pointer.ptr:\n            self.follow_stream_0()\n",
