@@ -244,8 +244,8 @@ MEMORY = (
     Fault(
         "more of C may be on its way from a GPU than has room",
         "planning/cost/memory.py",
-        "// block - cluster.threads)",
-        "// block + cluster.threads)",
+        "max(1, blocks - products_at_once(layout, cluster) - layout.overlaps)",
+        "blocks + products_at_once(layout, cluster)",
         "memory -k leave_a_gpu",
     ),
     Fault(
