@@ -38,7 +38,7 @@ def plan_for_little(monkeypatch, memory_bytes=5 * 10**6):
 def link(patch, send=np.copy, fetch=np.copy):
     """Have tasks of this process send NumPy blocks to a GPU, and fetch them, by such functions."""
     patch.setattr(host_offload, "_device", lambda: 0)
-    for stream in ("own_stream", "computing"):
+    for stream in ("own_stream", "computing", "in_order"):
         patch.setattr(host_offload, stream, lambda device: nullcontext())
     patch.setattr(host_offload, "_in_host_memory", lambda block: isinstance(block, np.ndarray))
     patch.setattr(host_offload, "is_cupy", lambda block: True)
@@ -68,7 +68,8 @@ def _taken(block):
 def at_rest(cluster):
     """Whether no task runs on workers in threads, and none copies, or waits for its turn to."""
     live = [x.state for x in cluster.workers.values() if x.status is Status.running]
-    turns = host_offload._waiting, host_offload._going_up, host_offload._coming_back
+    own = ("_waiting", "_going_up", "_coming_back", "_multiplying")
+    turns = [getattr(host_offload, name) for name in own]
     busy = any(state.executing or state.long_running for state in live)
     return not (busy or host_offload._leaving.blocks) and all(
         turn._value == turn._initial_value for turn in turns

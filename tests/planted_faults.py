@@ -244,8 +244,8 @@ MEMORY = (
     Fault(
         "more of C may be on its way from a GPU than has room",
         "planning/cost/memory.py",
-        "// block - cluster.threads)",
-        "// block + cluster.threads)",
+        "max(1, blocks - products_at_once(layout, cluster) - layout.overlaps)",
+        "blocks + products_at_once(layout, cluster)",
         "memory -k leave_a_gpu",
     ),
     Fault(
@@ -289,6 +289,27 @@ MEMORY = (
         "if len(together) > 1 and total > min(each.limit for each in together):",
         "if len(together) > 1 and total > max(each.limit for each in together):",
         "leaving",
+    ),
+    Fault(
+        "products begin while blocks of C wait to leave a GPU",
+        "graph/tasks/host_offload.py",
+        "    _leaving.wait_for_room()\n",
+        "",
+        "multiply_beside",
+    ),
+    Fault(
+        "the worker's thread waits with a product",
+        "graph/tasks/host_offload.py",
+        "        _give_up_thread()\n        return",
+        "        return",
+        "multiply_beside",
+    ),
+    Fault(
+        "a product runs on the GPU beside the one before",
+        "graph/streams.py",
+        "            stream.wait_event(_launched[device])\n",
+        "            pass\n",
+        "streams",
     ),
     Fault(
         "memory that was freed on stream 0 is written to before its kernels are done",

@@ -242,17 +242,18 @@ def downloads(c):
     return [c.dask[(c.name, *at)] for at in np.ndindex(*c.numblocks)]
 
 
-def test_all_threads_of_a_worker_may_wait_for_blocks_of_several_products(monkeypatch):
+def test_the_thread_of_a_worker_may_wait_for_blocks_of_several_products(monkeypatch):
+    """And products with it: they have threads of their own."""
     opened = held_up(monkeypatch, seconds=60)
     monkeypatch.setattr(host_offload, "_leaving", room := Room())
-    with in_threads(1, threads=3, memory_limit=0) as cluster, Client(cluster) as client:
+    with in_threads(1, memory_limit=0) as cluster, Client(cluster) as client:
         products = [in_row_panels(monkeypatch, n, size) for n, size in [(700, 200), (700, 150)]]
         limits = {task.kwargs["limit"] for c, _, _ in products for task in downloads(c)}
         assert len(limits) == 2
         assert None not in limits
         try:
             found = client.compute([c for c, _, _ in products])
-            soon(lambda: sum(not block.inside for block in blocks_of(room)) == 3)
+            soon(lambda: sum(not block.inside for block in blocks_of(room)) == 1)
         finally:
             opened.set()
         for one, (_, _, expected) in zip(found, products, strict=True):

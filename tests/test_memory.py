@@ -28,7 +28,7 @@ from multimm.graph.tasks import multiply
 from multimm.graph.tasks.multiply import Step
 from multimm.io import open_array
 from multimm.planning.choice import plan_matmul
-from multimm.planning.cost.memory import download_limit
+from multimm.planning.cost.memory import IN_FLIGHT, download_limit
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
@@ -237,4 +237,5 @@ def test_blocks_that_leave_a_gpu_have_room_beside_those_that_its_threads_make(th
     limit = download_limit(plan.layout, plan.used)
     block = 4 * np.prod([max(sizes) for sizes in plan.chunks])
     assert 0 < block <= limit
-    assert limit + threads * block <= plan.memory_terms["C coming back"]
+    in_flight = max(threads, IN_FLIGHT) + plan.layout.overlaps
+    assert limit + in_flight * block <= plan.memory_terms["C coming back"]

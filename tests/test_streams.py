@@ -120,6 +120,7 @@ def pool(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(streams, "_local", threading.local())
+    streams._begin()
     driver = SimpleNamespace(cuEventRecord=record, cuStreamWaitEvent=wait)
     monkeypatch.setattr(driver_launch, "_driver", lambda: driver)
     return _pool
@@ -278,3 +279,42 @@ def test_one_task_computes_on_a_gpu_at_a_time_and_others_may_copy(pool):
     for thread in threads:
         thread.join(30)
     assert (inside, most) == (0, 1)
+
+
+def test_tasks_in_order_are_launched_while_others_run_and_follow_them_on_the_gpu(pool):
+    def launch(name):
+        with streams.own_stream(0), streams.in_order(0):
+            pool.log.append(name)
+
+    with streams.own_stream(0):
+        with streams.in_order(0):
+            pool.log.append("first")
+        other = threading.Thread(target=launch, args=("second",), daemon=True)
+        other.start()
+        other.join(30)
+        assert not other.is_alive()
+    first, follow, second = (pool.log.index(x) for x in ("first", "S waits for S", "second"))
+    assert first < follow < second
+    assert pool.log.count("S waits for S") == 1
+
+
+def test_while_one_is_launched_none_computes(pool):
+    """Neither when its launch fails is the next one's turn lost."""
+    computed = threading.Event()
+
+    def compute():
+        with streams.computing(0):
+            computed.set()
+
+    def fail():
+        with streams.own_stream(0), streams.in_order(0):
+            other.start()
+            assert not computed.wait(0.1)
+            raise MemoryError
+
+    other = threading.Thread(target=compute, daemon=True)
+    with pytest.raises(MemoryError):
+        fail()
+    assert computed.wait(30)
+    other.join(30)
+    assert not other.is_alive()

@@ -36,6 +36,7 @@ been called directly.
 
 *Tasks that compute take turns*: of a process's threads one at a time has one on a GPU. It fills the
 GPU, and another would have memory of its own there. Tasks that only copy do not wait for them.
+Products of host blocks hold their turn only while they launch (`in_order`).
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from multimm.gpu.runtime.driver_launch import follow, kept
 
 _local = threading.local()  # streams: device -> stream and event
 _turns: defaultdict[int, threading.Lock]  # of devices
+_launched: dict[int, Any]  # device -> event behind what was launched `in_order`
 
 #: What is taken again may be so many times as large as what is asked for: arbitrary.
 SPARE = 2
@@ -58,8 +60,8 @@ SPARE = 2
 
 def _begin() -> None:
     """With nobody computing: a fork has none of its parent's threads."""
-    global _turns
-    _turns = defaultdict(threading.Lock)
+    global _turns, _launched
+    _turns, _launched = defaultdict(threading.Lock), {}
 
 
 _begin()
@@ -76,6 +78,24 @@ def computing(device: int) -> Iterator[None]:
     turn = nullcontext() if chosen else _turns[device]
     with turn, own_stream(device):
         yield
+
+
+@contextmanager
+def in_order(device: int) -> Iterator[None]:
+    """Launch what is inside on the current stream, behind all that was launched so before.
+
+    The turn ends with the launch. So the next task is launched while this one runs, and the GPU
+    begins with it when this one is over, without waiting for a thread.
+    """
+    import cupy
+
+    stream = cupy.cuda.get_current_stream()
+    with _turns[device]:
+        if device in _launched:
+            stream.wait_event(_launched[device])
+        yield
+        _launched[device] = event = cupy.cuda.Event(disable_timing=True)
+        event.record(stream)
 
 
 @contextmanager

@@ -204,6 +204,16 @@ class Schedule:
         return ceil_div(self.steps, self.k_tiles_per_task)
 
     @property
+    def overlaps(self) -> bool:
+        """Whether products of host blocks are launched while others run (`multiply_beside`).
+
+        Not those of a single block of C: a worker's thread would make their operands far ahead.
+        """
+        p = self.problem
+        in_tasks = bool(p.uploaded or p.downloaded) and not p.in_one and not self.partial_products
+        return in_tasks and self.work.count > 1
+
+    @property
     def row_panels(self) -> int:
         """Bands of block rows that follow each other."""
         return ceil_div(len(self.row_sizes), self.band * self.grid.p_m)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +23,7 @@ from multimm.gpu.transfer.pinned_copy import (
     to_host,
 )
 from multimm.graph.lowering.rechunk import upload_sub_blocks
-from multimm.graph.tasks.host_offload import download, on_device, upload
+from multimm.graph.tasks.host_offload import download, multiply_beside, on_device, upload
 from multimm.graph.tasks.multiply import Step, multiply
 from multimm.graph.tasks.sub_blocks import SubBlocks
 
@@ -208,6 +209,30 @@ def test_a_product_as_one_task(dtype, chunk):
     found = on_device(multiply, *given, None, c=c, step=step)
     assert type(found) is np.ndarray
     np.testing.assert_array_equal(found, (2 * (x @ y.T) + 3 * c).astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "complex64"])
+def test_products_beside_others_have_the_same_bits(dtype):
+    """In chains of two k-tiles, begun while what they multiply is made, as other tasks compute."""
+    import cupy
+
+    random = np.random.default_rng(5)
+    step = Step(str(accumulate_dtype(np.dtype(dtype), np.dtype(dtype))), dtype, alpha=3)
+    blocks = [upload(random.integers(-99, 99, (1500, 1500)).astype(dtype)) for _ in range(8)]
+    blocks = [block / 7 if block.dtype.kind in "fc" else block for block in blocks]
+    tasks = [(a, b) for a in blocks[:4] for b in blocks[4:]]
+
+    def chain(verb, a, b):
+        partial = verb(a, b, None, step=step.inner)
+        return verb(b, a, partial, before=[(a, a)], step=step, inner=step.inner)
+
+    plain = [chain(multiply, a, b) for a, b in tasks]
+    with ThreadPoolExecutor(16) as threads:
+        for _ in range(3):
+            beside = [threads.submit(chain, multiply_beside, a, b) for a, b in tasks]
+            others = [threads.submit(chain, multiply, a, b) for a, b in tasks[:4]]
+            for found, expected in zip([*beside, *others], [*plain, *plain[:4]], strict=True):
+                assert cupy.array_equal(found.result(), expected)
 
 
 def in_pieces(x, edge):

@@ -21,6 +21,7 @@ from multimm.graph.lowering.symmetric import (
     scale,
 )
 from multimm.graph.task_keys import Keys
+from multimm.graph.tasks.host_offload import multiply_beside
 from multimm.graph.tasks.multiply import Step, add, adjoint, multiply, transpose
 from multimm.planning.tiling.rechunk import Index
 
@@ -59,6 +60,7 @@ class Builder:
     def _chain(self, batch: Index, i: int, j: int, part: int) -> None:
         """P(i, j) of one part of k, k-tile after k-tile."""
         layout = self.keys.layout
+        func = multiply_beside if layout.overlaps else multiply
         row = layout.row(layout.flat(batch), i)
         opening = layout.opening(row, j, part)
         # A barrier returns None, which is what a chain begins with.
@@ -86,7 +88,7 @@ class Builder:
                 more |= {"before": List(*(List(*refs) for refs in before)), "inner": self.inner}
             spanned = (k_tiles[0], k_tiles[-1]) if len(layout.k_tiles) > 1 else ()
             label = self._label(Kind.MULTIPLY, batch, i, j, k_tiles=spanned)
-            self._add(key, multiply, [*last, previous], label, place, (*batch, i, j), sizes, **more)
+            self._add(key, func, [*last, previous], label, place, (*batch, i, j), sizes, **more)
             previous = TaskRef(key)
 
     def _arguments(self, batch: Index, i: int, j: int, row: int, s: int) -> tuple[Argument, ...]:

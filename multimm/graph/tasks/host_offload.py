@@ -5,6 +5,8 @@ to a GPU by a task of its own (`multimm.graph.lowering.host_uploads`), and each 
 comes back by another (`multimm.graph.lowering.host_downloads`). Dask fuses nothing with these: they
 give up their worker's thread while bytes travel, and what it fused would run in no thread of the
 worker's, beside any number of its like, and could not be spilled.
+
+Products in between give it up as well (`multiply_beside`), so that it is free for the next copy.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -24,11 +27,11 @@ from multimm.blocks import plain
 from multimm.failures import named
 from multimm.gpu.arrays import is_cupy, to_numpy
 from multimm.graph.block_task import Block
-from multimm.graph.streams import computing, own_stream
+from multimm.graph.streams import computing, in_order, own_stream
 from multimm.graph.tasks.dtype_check import DType, as_declared
-from multimm.graph.tasks.multiply import finished, stream_for
+from multimm.graph.tasks.multiply import finished, launch, multiply, stream_for
 from multimm.graph.tasks.sub_blocks import SubBlocks
-from multimm.planning.cost.memory import AT_ONCE
+from multimm.planning.cost.memory import AT_ONCE, IN_FLIGHT
 
 
 @dataclass(eq=False)
@@ -83,6 +86,11 @@ class Room:
                 self.blocks = [block for block in self.blocks if block is not own]
                 self._admit()
 
+    def wait_for_room(self) -> None:
+        """Until no block waits."""
+        with self._changed:
+            self._changed.wait_for(lambda: all(block.inside for block in self.blocks))
+
     def _admit(self) -> None:
         together = [block for block in self.blocks if block.inside]
         for block in self.blocks[len(together) :]:
@@ -99,14 +107,20 @@ _waiting: threading.BoundedSemaphore
 _going_up: threading.BoundedSemaphore
 _coming_back: threading.BoundedSemaphore
 _leaving: Room
+#: Products that have given up their worker's thread, and the threads that launch them: these stay,
+#: and so do their streams and what libraries keep for a thread.
+_multiplying: threading.BoundedSemaphore
+_launching: ThreadPoolExecutor
 
 
 def _begin() -> None:
     """With nobody waiting: a fork has none of its parent's threads."""
-    global _waiting, _going_up, _coming_back, _leaving
+    global _waiting, _going_up, _coming_back, _leaving, _multiplying, _launching
     _waiting = threading.BoundedSemaphore(32)  # arbitrary
     _going_up, _coming_back = (threading.BoundedSemaphore(AT_ONCE) for _ in range(2))
     _leaving = Room()
+    _multiplying = threading.BoundedSemaphore(64)  # arbitrary
+    _launching = ThreadPoolExecutor(IN_FLIGHT, "multimm-multiply")
 
 
 _begin()
@@ -142,7 +156,7 @@ def download(block: Block, *, limit: int | None = None) -> Block:
     block : array
     limit : int, optional
         Bytes of blocks, of all products with a limit, that may be on their way beside other tasks.
-        Before more are, the worker's thread waits: what it would multiply meanwhile had no room.
+        Before more are, the worker's thread waits, and no product begins: it would have no room.
     """
     if not is_cupy(block):
         return block
@@ -155,6 +169,26 @@ def download(block: Block, *, limit: int | None = None) -> Block:
         stream_for(block, computes=False),
     ):
         return to_host(block)
+
+
+def multiply_beside(*last: Block, **more: Any) -> Block:
+    """`multiply`, without the worker's thread: that copies, or begins the next product.
+
+    Products are launched in the order in which they come, the next one while one runs.
+    """
+    if (at := _device()) is None:
+        return multiply(*last, **more)
+    with _multiplying:  # the thread waits with one of too many
+        _give_up_thread()
+        return _launching.submit(_multiply_next, at, *last, **more).result()
+
+
+def _multiply_next(device: int, *last: Block, **more: Any) -> Block:
+    _leaving.wait_for_room()
+    with own_stream(device):
+        with in_order(device):
+            block = launch(*last, **more)
+        return finished(block)
 
 
 def on_device(func: Callable[..., Block], *given: Any, **more: Any) -> Block:
@@ -206,18 +240,23 @@ def _native(block: Block) -> Block:
 @contextmanager
 def _beside_other_tasks() -> Iterator[None]:
     """Let the worker begin another task meanwhile: one that the link to the host is nothing to."""
-    from distributed import secede
-
     beside = _waiting.acquire(blocking=False)
     try:
         if beside:
-            # No worker of distributed's; or one that does so already, in the same task.
-            with suppress(ValueError, KeyError):
-                secede()
+            _give_up_thread()
         yield
     finally:
         if beside:
             _waiting.release()
+
+
+def _give_up_thread() -> None:
+    """Let the worker begin another task in this one's place."""
+    from distributed import secede
+
+    # No worker of distributed's; or one that has done so already, in the same task.
+    with suppress(ValueError, KeyError):
+        secede()
 
 
 @cache

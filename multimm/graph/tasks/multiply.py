@@ -105,7 +105,13 @@ def declared(block: Block, dtype: DType) -> Block:
     return block if is_packed(block) else as_declared(block, dtype)
 
 
-def multiply(
+def multiply(*last: Block, **more: Any) -> Block:
+    """`launch` as a task: finished when it returns."""
+    with stream_for(last[0]):
+        return finished(launch(*last, **more))
+
+
+def launch(
     *last: Block,
     verb: Callable[..., Block] = link,
     before: Sequence[Sequence[Block]] = (),
@@ -113,7 +119,7 @@ def multiply(
     inner: Step | None = None,
     **more: Any,
 ) -> Block:
-    """Block products of one k-tile after another as a task: finished when it returns.
+    """Block products of one k-tile after another, in the order of the current stream.
 
     Parameters
     ----------
@@ -132,10 +138,9 @@ def multiply(
         For the last k-tile alone.
     """
     *operands, partial = last
-    with stream_for(last[0]):
-        for k_tile in before:
-            partial = verb(*k_tile, partial, step=inner)
-        return finished(verb(*operands, partial, step=step, **more))
+    for k_tile in before:
+        partial = verb(*k_tile, partial, step=inner)
+    return verb(*operands, partial, step=step, **more)
 
 
 def gemm(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from multimm.planning.cost.memory import IN_FLIGHT
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import ceil_div
@@ -12,6 +13,9 @@ from multimm.planning.tiling.grid import ceil_div
 #: others; of each chunk that goes up, more seconds. In products on one H200 with 16 cores: 9 ms for
 #: 256 MiB, 4.8 for 64, 57 for 1 GiB that comes back (`multimm.gpu.transfer.pinned_copy`).
 UPLOAD_RATE, DOWNLOAD_RATE, UPLOAD_S = 30e9, 18e9, 2e-3
+#: The same to a GPU, of blocks that stay in host memory until they are needed: blocks of 1, 0.5 and
+#: 0.25 GiB went up at 46, 42 and 36 GB/s in products on one H200, `UPLOAD_S` of each included.
+FROM_HOST_RATE = 48e9
 #: Where chunks are cut for blocks, so many times as much goes up before the first product: those
 #: for other blocks of its k-tile go up meanwhile. On two H200s it began 149 to 193 ms after the
 #: call, in place of 98 to 108.
@@ -26,7 +30,9 @@ DOWNLOAD_RATE_OF_NODE = 25e9
 COPIED_S, CHUNK_S = 4e-3, 2e-4
 #: From one product of a worker to the next while blocks are copied, by threads that share the
 #: interpreter with all else: 32 products of 13.6 ms on an H200 took 0.55 s. At most half of the
-#: time that they are copied for.
+#: time that they are copied for. Where the next one is launched meanwhile only the first ones wait:
+#: of 16 products of 22 ms none began 1 ms late when all operands were there. (Of several workers
+#: the same is not known.)
 BESIDE_COPIES = 3e-3
 
 
@@ -58,11 +64,21 @@ def going_up(layout: Schedule, cluster: ClusterSpec) -> tuple[float, float]:
         nbytes = layout.read_bytes / cluster.workers
     of_first: float = sum(layout.operands.first_use.get(role, 0) for role in roles)
     of_first *= BEFORE_CUT if layout.operands.cut_apart else 1
-    seconds = nbytes / UPLOAD_RATE + UPLOAD_S * ceil_div(host_tasks(layout), cluster.workers)
-    if layout.problem.from_host:  # in the plan's blocks, of sub-blocks of chunks
+    from_host = layout.problem.from_host  # in the plan's blocks, of sub-blocks of chunks
+    rate = FROM_HOST_RATE if from_host else UPLOAD_RATE
+    seconds = nbytes / rate + UPLOAD_S * ceil_div(host_tasks(layout), cluster.workers)
+    if from_host:
         seconds += chunks / cluster.workers
-    first = min(seconds, of_first / UPLOAD_RATE)
+    first = min(seconds, of_first / rate + UPLOAD_S * len(roles) * from_host)
     return seconds - first, first + COPIED_S
+
+
+def held_up(layout: Schedule, cluster: ClusterSpec, copied: float) -> float:
+    """Seconds that a worker's products wait for threads that copy, which they do for so long."""
+    products = ceil_div(layout.tasks, cluster.workers)
+    if cluster.alone and layout.overlaps:
+        products = min(IN_FLIGHT, products)
+    return min(BESIDE_COPIES * products, copied / 2)
 
 
 def way_back(layout: Schedule, cluster: ClusterSpec, each: int) -> float:

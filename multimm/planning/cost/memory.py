@@ -18,6 +18,8 @@ Held = tuple[Terms, Terms]
 #: Blocks that a worker brings from host memory, or into it, at a time: while one task begins or
 #: ends, the other one's bytes travel. Who waits has no memory on the GPU yet.
 AT_ONCE = 2
+#: Products of host blocks that a worker has on its GPU: one runs, and the next one is launched.
+IN_FLIGHT = 2
 #: Bytes of the sums of slices of k that a product on the tensor cores adds up itself, at most, or
 #: as many as one for so many elements of its operands takes; and how many slices there are.
 SLICED, SLICED_SHARE, SLICES = 2**26, 16, 63
@@ -32,7 +34,9 @@ def held(layout: Schedule, cluster: ClusterSpec) -> Held:
     """Bytes of the fullest worker: what must stay, and what may be spilled, by name."""
     p, each = layout.problem, crowd(layout, cluster)
     result = each * layout.work.most_kept
-    at_once = min(each, cluster.threads) if layout.in_turn(cluster.workers) else each
+    at_once = each
+    if layout.in_turn(cluster.workers):
+        at_once = min(each, products_at_once(layout, cluster))
     k_tiles = _k_tiles(layout, at_once)
     stay = (
         _sums(layout, cluster) | k_tiles | _received(layout, cluster) | _changing(layout, cluster)
@@ -58,13 +62,14 @@ def _coming_back(layout: Schedule, each: int) -> Terms:
 def download_limit(layout: Schedule, cluster: ClusterSpec) -> int | None:
     """Bytes of C that may be on their way from a worker while it multiplies; None: any number.
 
-    Of the blocks of a row panel, for which `held` has room, each of its threads may have made one
-    more by then.
+    `held` has room for the blocks of a row panel. Products in flight may have made some of them
+    by then, and one more may be over of which the worker does not know yet.
     """
     if layout.row_panels == 1:
         return None
     block = _block(layout)
-    most = max(1, crowd(layout, cluster) * layout.work.most_in_row_panel // block - cluster.threads)
+    blocks = crowd(layout, cluster) * layout.work.most_in_row_panel // block
+    most = max(1, blocks - products_at_once(layout, cluster) - layout.overlaps)
     return most * block * layout.problem.out_bytes
 
 
@@ -72,6 +77,11 @@ def excess(held: Held, cluster: ClusterSpec) -> float:
     """Bytes of `held` beyond what the smallest worker may use."""
     stay, spill = held
     return max(0.0, sum(stay.values()) + sum(spill.values()) - cluster.budget_bytes)
+
+
+def products_at_once(layout: Schedule, cluster: ClusterSpec) -> int:
+    """Block products for which a worker has memory at a time."""
+    return max(cluster.threads, IN_FLIGHT if layout.overlaps else 1)
 
 
 def crowd(layout: Schedule, cluster: ClusterSpec) -> int:
@@ -98,7 +108,7 @@ def _sums(layout: Schedule, cluster: ClusterSpec) -> Terms:
         "partial sums": _sums_at_once(layout, cluster)
         * layout.work.most_in_row_panel
         * p.sum_bytes,
-        "sums being made": cluster.threads * made,
+        "sums being made": products_at_once(layout, cluster) * made,
     }
 
 
@@ -109,7 +119,7 @@ def _sums_at_once(layout: Schedule, cluster: ClusterSpec) -> int:
     """
     each = crowd(layout, cluster)
     in_turn = layout.in_turn(cluster.workers)
-    return min(each, cluster.threads + each.bit_length()) if in_turn else each
+    return min(each, products_at_once(layout, cluster) + each.bit_length()) if in_turn else each
 
 
 def _sliced(layout: Schedule) -> int:
@@ -168,29 +178,30 @@ def _handed_out(layout: Schedule) -> Terms:
 def _changing(layout: Schedule, cluster: ClusterSpec) -> Terms:
     """Of blocks that threads convert, pack or join for a product, and of the C that they add."""
     p, k_tile, terms = layout.problem, max(layout.k_tiles), Terms()
+    products = products_at_once(layout, cluster)
     edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
     at_once = {"a": max(layout.m_blocks), "b": edges["b"]}
     if p.packs:  # of a stack one matrix at a time
         sides = sum(n * (p.packed_bytes(x) + p.written(x)) for x, n in at_once.items())
-        terms["operands being packed"] = cluster.threads * k_tile * sides * layout.padding
+        terms["operands being packed"] = products * k_tile * sides * layout.padding
     edges["b"] *= max(share.matrices for share in layout.shares("b"))
     held = {p.accumulate, "float32"} if p.packs and p.real_products > 1 else {p.accumulate}
     other = [role for role in edges if layout.spec(role).dtype not in held]
     if p.exact and not p.packs:
         sides = sum(edges.values()) * EXACT_BYTES[p.exact]
-        terms["operands being converted"] = cluster.threads * min(k_tile, EXACT_K) * sides
+        terms["operands being converted"] = products * min(k_tile, EXACT_K) * sides
     elif other and not p.exact:
         sides = sum(edges[role] for role in other) * p.sum_bytes
-        terms["operands being converted"] = cluster.threads * k_tile * sides
+        terms["operands being converted"] = products * k_tile * sides
     if cut := layout.operands.cut_within * (1 + layout.mirrors):  # which serves both sides
         sides = sum(edges[role] * layout.spec(role).itemsize for role in cut)
         joined = k_tile * sides + layout.operands.joined_small
-        terms["operands being joined"] = cluster.threads * joined
+        terms["operands being joined"] = products * joined
     if p.from_host:
         most = max(edges[role] * layout.spec(role).itemsize for role in layout.roles)
         terms["operands being joined"] = AT_ONCE * k_tile * most
     if p.c is not None:
-        terms["C in use"] = cluster.threads * _block(layout) * p.c.itemsize
+        terms["C in use"] = products * _block(layout) * p.c.itemsize
     return terms
 
 

@@ -6,9 +6,9 @@ from math import prod
 
 from multimm.planning.cost.first_blocks import arrivals, link_rate
 from multimm.planning.cost.host_transfers import (
-    BESIDE_COPIES,
     coming_back,
     going_up,
+    held_up,
     host_tasks,
     way_back,
 )
@@ -165,7 +165,6 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
     transfers, first = arrivals(layout, cluster, moved, alone)
     up, first_up = going_up(layout, cluster)
     back = way_back(layout, cluster, each)
-    held_up = BESIDE_COPIES * ceil_div(layout.tasks, cluster.workers)
     terms = {
         "block products": products,
         "transfers": transfers,
@@ -177,7 +176,7 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
         "from the GPUs": 0.0,
         "sums between k-tiles": SUMS_BYTES * handed_on / copying,
         "between tasks": (switches + links * CHAINED[device.kind]) * cluster.task_overhead_s
-        + min(held_up, (up + first_up + back) / 2),
+        + held_up(layout, cluster, up + first_up + back),
         "scheduling": SCHEDULED[device.kind] * tasks * cluster.task_overhead_s,
         "starting": cluster.call_s
         + (BEFORE * tasks + CHUNK * _many_chunks(p)) * cluster.task_overhead_s,
