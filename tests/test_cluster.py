@@ -106,6 +106,13 @@ def test_cores_are_divided_among_the_workers_blas(client):
     assert set(found.values()) == {expected}
 
 
+def test_what_is_set_while_a_cluster_is_open_stays(monkeypatch):
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    with mc.start(workers=1, memory_limit=GIB):
+        os.environ["MKL_NUM_THREADS"] = "7"
+    assert os.environ["MKL_NUM_THREADS"] == "7"
+
+
 def test_close_takes_workers_and_threads_down_and_leaves_the_environment_alone():
     environment, threads = dict(os.environ), event_loops()
     children = {child.pid for child in multiprocessing.active_children()}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from distributed import Client
+
+from multimm.cluster.options import give_back
 
 logger = logging.getLogger(__name__)
 
@@ -19,8 +22,8 @@ class ClusterClient(Client):
     A cluster object in place of an address is owned: closing the client closes it.
     """
 
-    #: Of this process's environment, what goes when the client is closed.
-    borrowed: tuple[str, ...] = ()
+    #: Of this process's environment, what goes when the client is closed, if it is still that.
+    borrowed: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, address: Any, *, timeout: float, security: Any) -> None:
         super().__init__(address, timeout=timeout, security=security)
@@ -50,8 +53,7 @@ class ClusterClient(Client):
         finally:
             if self.cluster is not None:
                 self.cluster.close()
-            for name in self.borrowed:
-                os.environ.pop(name, None)
+            give_back(self.borrowed)
 
 
 def set_up_cluster(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -229,3 +231,10 @@ def check_certificates(security: Security, *roles: str) -> None:
             f"certificates cannot be read ({error}): {named}; the files must exist, be readable, "
             "hold PEM, and belong together"
         ) from error
+
+
+def give_back(borrowed: Mapping[str, str]) -> None:
+    """Take out of this process's environment what nobody has set to another value since."""
+    for name, value in borrowed.items():
+        if os.environ.get(name) == value:
+            del os.environ[name]

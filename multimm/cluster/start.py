@@ -25,6 +25,7 @@ from multimm.cluster.options import (
     check_certificates,
     choose,
     cores,
+    give_back,
     pool_bytes,
 )
 from multimm.cluster.plugins import pool_memory
@@ -183,7 +184,7 @@ def _started(
     from multimm.cluster.plugins.gc_policy import fewer_messages, is_wanted
 
     seldom_garbage = is_wanted(seldom_collect_garbage)
-    missing = _missing_variables()
+    missing = _missing(options)
     with main_guard.watched() as unguarded:
         try:
             with fewer_messages(), private_scratch():
@@ -370,9 +371,14 @@ def private_scratch() -> Iterator[None]:
         yield
 
 
-def _missing_variables() -> tuple[str, ...]:
-    """Those of BLAS that nobody has set in this process's environment."""
-    return tuple(name for name in BLAS_VARIABLES if name not in os.environ)
+def _share(chosen: Chosen | StartOptions) -> int:
+    """Threads of BLAS in each worker; distributed's default beside GPUs."""
+    return 1 if chosen.gpus else max(1, cores() // (chosen.workers * chosen.threads))
+
+
+def _missing(chosen: Chosen | StartOptions) -> dict[str, str]:
+    """What nannies write into this process's environment, for nobody has set it."""
+    return {name: str(_share(chosen)) for name in BLAS_VARIABLES if name not in os.environ}
 
 
 @contextmanager
@@ -388,15 +394,13 @@ def _blas_threads(chosen: Chosen | StartOptions) -> Iterator[None]:
     # distributed lets the environment win over its configuration, and writes the values it
     # used into this process's environment: without clean-up, the first call would decide
     # for all later ones.
-    missing = _missing_variables()
-    count = max(1, cores() // (chosen.workers * chosen.threads))
+    count, missing = _share(chosen), _missing(chosen)
     settings = {f"distributed.nanny.pre-spawn-environ.{name}": count for name in BLAS_VARIABLES}
     try:
         with dask.config.set(settings):
             yield
     finally:
-        for name in missing:
-            os.environ.pop(name, None)
+        give_back(missing)
 
 
 def _root(error: BaseException) -> str:
