@@ -317,15 +317,6 @@ class Symmetric:
         found[row // self.per_row_panel] |= along
         return found
 
-    @cached_property
-    def sent(self) -> tuple[int, int]:
-        """Elements of A and of B, per unit of k, that places receive from where they are kept."""
-        rows = sum(
-            self.assignment.rows_of(panel) * (sum(map(len, row_panels.values())) - 1)
-            for panel, row_panels in self._row_panels.items()
-        )
-        return rows, 0
-
     @property
     def panels(self) -> tuple[int, int]:
         """Elements of A, per unit of k, that the busiest place needs in one row panel; B is A."""
@@ -340,17 +331,6 @@ class Symmetric:
                 for place in places:
                     needed[row_panel, place] += size
         return needed
-
-    def most_received(self, steps: int, longest: int, k: int) -> tuple[float, float]:
-        """Elements of A and of B that the busiest place needs and does not keep.
-
-        Of `k` in so many k-tiles, of which what is kept is counted in the longest.
-        """
-        needed: Counter[Spot] = Counter()
-        for (_, place), size in self._needed.items():
-            needed[place] += size
-        kept = self._kept_rows(steps)
-        return max(0, *(size * k - kept[at] * longest for at, size in needed.items())), 0
 
     # ---------------------------------------------------------------- who keeps that
 
