@@ -265,12 +265,6 @@ class OwnerComputes:
         return {self.large: large, self.small: small}
 
     @property
-    def launches(self) -> int:
-        """Kernels that the busiest worker launches for chunks that it multiplies by themselves."""
-        products = self.partial_products.totals.alone * len(self.across)
-        return products * (1 + self.schedule.on_tensor_cores)
-
-    @property
     def joined_small(self) -> int:
         """Bytes of those k-tiles of the small operand that are cut from several chunks."""
         along, across = self.sent.chunks[:: -1 if self.partial_products.by_columns else 1]

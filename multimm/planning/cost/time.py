@@ -66,10 +66,6 @@ PART = 0.4
 #: of 1024 to 32768 on two H200s, 36 to 415 ms, are predicted within a quarter, and those of one
 #: within a fifth.
 FETCH_S, SUB_BLOCK_S = 4e-4, 5e-5
-#: For a thread to multiply one of many chunks in a task, and as much again to pack for it. The
-#: GPU works meanwhile. X W of 1048576 x 8192 in 364 sub-blocks and 64 columns took an H200 75 ms,
-#: of 4194304 x 2048 and 256 columns 79 to 108 in 256 sub-blocks that are packed, 270 in 1024.
-LAUNCH_S = 1.25e-4
 #: Bytes read and written for each of the sums that a k-tile leaves to the next one. Nothing hides
 #: them: 0.8 to 1.4 ms for 1 GiB of sums, of which a kernel reads P and writes D, on an H200.
 SUMS_BYTES = 4
@@ -90,7 +86,6 @@ IN_TURN = (
     "block products",
     "packing",
     "cutting",
-    "launching",
     "decoding",
     "sums between k-tiles",
     "between tasks",
@@ -161,7 +156,6 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
     steps += (bool(layout.uploaded) + p.downloaded) * (not p.in_one) + layout.hands_out
     products = flops * _filled_up(layout) / (product_gflops(p, device) * 1e9)
     alone = (products + packing * (not layout.operands.packed)) / (chains * layout.steps)
-    launches = 0 if layout.in_place is None else layout.in_place.launches
     transfers, first = arrivals(layout, cluster, moved, alone)
     up, first_up = going_up(layout, cluster)
     back = way_back(layout, cluster, each)
@@ -170,7 +164,6 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
         "transfers": transfers,
         "packing": packing,
         "cutting": _cutting(layout, cluster),
-        "launching": max(0, launches * LAUNCH_S - products - packing),
         "decoding": reading_seconds(layout, cluster),
         "to the GPUs": up,
         "from the GPUs": 0.0,

@@ -28,7 +28,6 @@ LITTLE = 0.01
 _SAID = {
     "packing": "packing for the tensor cores",
     "cutting": "rechunking",
-    "launching": "launching kernels",
     "decoding": "decoding storage chunks",
     "sums between k-tiles": "sums from range to range",
     "scheduling": "Dask's scheduler",
