@@ -120,7 +120,7 @@ def test_long_chunks_are_multiplied_as_they_come(
     layout = next(owner_computes.in_partial_products(problem, gpus(1)))
     assert layout.in_place.large == ("b" if wide else "a")
     totals = layout.in_place.partial_products.totals
-    assert (totals.alone, totals.joined) == (4 * len(along_k), 0)
+    assert (totals.sub_blocks, totals.joined) == (0, 0)
     plan = replace(plan_matmul(problem, gpus(1)), layout=layout)
     c = build(plan, a, b, None, step, np.empty((0, 0), of_sums))
     assert c.dtype == of_sums
