@@ -198,7 +198,7 @@ def _flops(layout: Schedule, device: DeviceSpec) -> float:
     """Operations of the busiest worker that take as long as those of a plain product."""
     work = layout.work
     if isinstance(work, Symmetric) and knows_transposes(layout.problem, device):
-        return 2 * work.assignment.most_after(1 - SYRK) * layout.share_k
+        return 2 * work.most_after(1 - SYRK) * layout.share_k
     return 2 * work.multiplied(layout.share_k)
 
 
