@@ -194,21 +194,18 @@ def is_small(problem: Problem, cluster: ClusterSpec) -> bool:
 
 def strategy_name(layout: Schedule) -> str:
     """What stays in place in an arrangement."""
+    p_m, p_n, p_k = layout.grid
     if layout.in_place is not None:
-        return f"stationary {layout.in_place.large.upper()}"
-    return "symmetric, " * layout.mirrors + _grid_name(layout.grid)
-
-
-def _grid_name(grid: Grid) -> str:
-    if grid.workers == 1:
+        return "owners compute"
+    if layout.grid.workers == 1:
         return "one worker"
-    if grid.p_k == 1:
-        return "stationary C"
-    if grid.p_m == grid.p_n == 1:
-        return "split k"
-    if grid.p_n == 1:
-        return "stationary A"
-    return "stationary B" if grid.p_m == 1 else "three-dimensional"
+    if p_k == 1:
+        return "C stays in place"
+    if p_m == p_n == 1:
+        return "each sums a range of k (split k)"
+    if 1 in (p_m, p_n):
+        return f"{'A' if p_n == 1 else 'B'} stays in place"
+    return f"each block of C summed by {p_k}"
 
 
 def _stays(layout: Schedule) -> str:
