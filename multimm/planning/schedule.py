@@ -57,8 +57,6 @@ SHORT = 2
 #: Operations from which on a product that packs its own operands pays: an H200 needs 35 us for
 #: 1024 x 1024 x 1024, and 51 with FP32 multiply-adds.
 LONE_FLOPS = 1.2e9
-#: Packed blocks are filled up to multiples of this many rows and this much of k.
-PACKED_ROWS, PACKED_K = 128, 64
 #: Bytes of an operand that may travel before a task begins that multiplies many k-tiles, and what
 #: part of the other operand's: arbitrary, less than a millisecond of a link between GPUs.
 LITTLE, LITTLE_OF = 64_000_000, 1 / 16
@@ -326,15 +324,6 @@ class Schedule:
         flops = 2 * max(self.m_blocks) * max(self.n_blocks) * max(self.k_tiles)
         by_itself = self.problem.packable and flops >= LONE_FLOPS
         return bool(self.operands.packed) or self.problem.alone or by_itself
-
-    @cached_property
-    def padding(self) -> float:
-        """By how much packed blocks are larger than their sources, at most."""
-        rows = max(
-            (1 + -size % PACKED_ROWS / size for size in {*self.m_blocks, *self.n_blocks} if size),
-            default=1.0,
-        )
-        return rows * max(1 + -size % PACKED_K / max(1, size) for size in set(self.k_tiles))
 
     def shares(self, role: str) -> tuple[Share, ...]:
         """The batch blocks of an operand; one where there are no stacks."""

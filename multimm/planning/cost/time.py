@@ -18,7 +18,7 @@ from multimm.planning.devices import DeviceSpec
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.problem import FLOAT32, Problem
-from multimm.planning.schedule import PACKED_ROWS, Schedule
+from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import ceil_div
 from multimm.planning.work.symmetric import Symmetric
 
@@ -74,8 +74,8 @@ SUMS_BYTES = 4
 #: dtypes: 0.53 to 0.57 in float32, of 128 to 2000 columns, 0.54 to 0.61 in float64, on an EPYC.
 SYRK, REAL = 0.57, ("float32", "float64")
 
-#: Sides of packed products whose partly empty tiles are counted; longer ones have many tiles.
-NARROW = 1024
+#: Packed blocks are filled up to multiples of so many rows. Counted of sides up to so long.
+PACKED_ROWS, NARROW = 128, 1024
 
 #: Bytes per second at which finished blocks leave a full device: host link of a GPU
 #: (dask-cuda copies through pageable memory, 6.9 GB/s measured), disk of a CPU (arbitrary).
