@@ -6,16 +6,15 @@ See `multimm.planning.work.partial_products`.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from functools import cached_property
-from itertools import accumulate, product
+from itertools import product
 from math import prod
 from operator import ne
 from typing import TYPE_CHECKING, NamedTuple
 
 from multimm.planning.matrix import MatrixSpec
-from multimm.planning.tiling.grid import Blocks, spans
+from multimm.planning.tiling.grid import Blocks
 from multimm.planning.tiling.rechunk import Rechunk
 from multimm.planning.work.cyclic import Cyclic
 from multimm.planning.work.partial_products import PartialProducts
@@ -266,25 +265,11 @@ class OwnerComputes:
 
     @property
     def joined_small(self) -> int:
-        """Bytes of those k-tiles of the small operand that are cut from several chunks."""
-        along, across = self.sent.chunks[:: -1 if self.partial_products.by_columns else 1]
-        k_tiles = self.schedule.k_tiles
-        wide = any(_of_several(self.across, across))
-        cut = zip(k_tiles, _of_several(k_tiles, along), strict=True)
-        length = sum(k_tile for k_tile, several in cut if several or wide)
-        return length * max(self.across) * self.sent.itemsize
+        """Bytes of the small operand's k-tiles where these are cut from its chunks, at most."""
+        cut = self.sent.blocks > 1
+        return cut * max(self.across) * self.schedule.problem.k * self.sent.itemsize
 
     def owner_of_small(self, chunk: int) -> int:
         """The worker with a chunk of the small matrix: where it lies, or in turn."""
         owners = self.sent.owners
         return owners[chunk] if owners else chunk % self.partial_products.workers
-
-
-def _of_several(blocks: Blocks, chunks: Blocks) -> list[bool]:
-    """Whether blocks have parts of more than one chunk.
-
-    >>> _of_several((2, 3), (1, 1, 3))
-    [True, False]
-    """
-    ends = [*accumulate(chunks)]
-    return [bisect_right(ends, start) < bisect_left(ends, end) for start, end in spans(blocks)]
