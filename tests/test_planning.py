@@ -133,7 +133,7 @@ def test_seconds_are_a_sum_of_named_terms():
     assert terms["starting"] == pytest.approx(cluster.call_s + 2 * 1e-4)
     switch = time.SWITCH["cpu"] * cluster.task_overhead_s  # one task on each
     assert terms["between tasks"] == switch
-    idle = ("packing", "cutting", "sums between k-tiles", "last sums", "mirroring", "spilling")
+    idle = ("packing", "cutting", "sums between k-tiles", "last sums", "spilling")
     assert [terms[name] for name in idle] == [0] * len(idle)
     around = terms["starting"] + terms["first blocks"]
     own, scheduling = terms["block products"] + switch, terms["scheduling"]

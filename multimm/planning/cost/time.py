@@ -98,7 +98,6 @@ AROUND = (
     "from step to step",
     "first blocks",
     "last sums",
-    "mirroring",
     "joining C",
     "handing C out",
     "last blocks from a GPU",
@@ -135,9 +134,6 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
     rate, packing = link_rate(layout, cluster), _packing(layout, cluster)
     levels, fetched, sums = _sums(layout)
     handed_on = each * layout.work.handed_on(layout.steps) * p.sum_bytes
-    mirrored = (
-        2 * (layout.work.most_kept - layout.work.most_summed) * p.out_bytes
-    )  # read and written
     handed_out, joined = layout.handing_out(cluster.workers)
     tasks = layout.tasks + cuts + host_tasks(layout) + handed_out
     chains = ceil_div(layout.work.count * layout.parts, cluster.workers)
@@ -176,7 +172,6 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
         "from step to step": steps * STEP * cluster.task_overhead_s,
         "first blocks": first + first_up,
         "last sums": sums * p.sum_bytes / rate + (levels + PART * fetched) * cluster.link.latency_s,
-        "mirroring": mirrored / copying if layout.mirrors else 0.0,
         "joining C": _joining(layout, cluster),
         "handing C out": _handing_out(layout, cluster, joined),
         "last blocks from a GPU": 0.0,
