@@ -137,9 +137,7 @@ def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Optio
     # 3. One of them is preferred.
     best = _preferred(ranks, cluster)
     plan = MatmulPlan(best, cluster, precision, strategy_name(best), "")
-    stays = _stays(best)
-    reason = f"{stays}; {human(plan.bytes_moved)} move" if stays else ""
-    plan = replace(plan, reason=reason or _reason(plan, ranks, all_work.seconds))
+    plan = replace(plan, reason=_reason(plan, ranks, all_work.seconds))
     logger.debug("%s", plan)
     return plan
 
@@ -208,15 +206,6 @@ def strategy_name(layout: Schedule) -> str:
     return f"each block of C summed by {p_k}"
 
 
-def _stays(layout: Schedule) -> str:
-    """What stays where it lies, of layouts that are made for that."""
-    if layout.in_place is not None:
-        return f"{layout.in_place.large.upper()} stays where it lies, its partial products travel"
-    if layout.row_owners:
-        return "each block of the stack is multiplied where most of it lies"
-    return "ranges of k are summed where they lie" if layout.k_parts else ""
-
-
 def _preferred(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:
     """The layout that is taken.
 
@@ -269,6 +258,15 @@ def _cheapest(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:
 def _reason(plan: MatmulPlan, ranks: dict[Schedule, Rank], of_all: float) -> str:
     """Why this arrangement of these; with all workers the best one takes so many seconds."""
     layout, workers = plan.layout, plan.cluster.workers
+    if layout.in_place is not None:
+        large = layout.in_place.large.upper()
+        stays = f"{large} stays where it lies, its partial products travel"
+        return f"{stays}; {human(plan.bytes_moved)} move"
+    if layout.row_owners or layout.k_parts:
+        what = "ranges of k are summed where they lie"
+        if layout.row_owners:
+            what = "each block of the stack is multiplied where most of it lies"
+        return f"{what}; {human(plan.bytes_moved)} move"
     if workers == 1:
         return "there is one worker"
     moved = f"{human(ranks[layout].moved)} move" if ranks[layout].moved else "nothing moves"

@@ -513,8 +513,8 @@ class Schedule:
         packed = self.operands.packed
         panels = self.operand_panels() if self.stream or packed else set()
         packs = k_tiles * sum(role in packed for role, *_ in panels)
-        if not self.stream:
-            return products + packs + self.openings
+        if not self.stream:  # barriers hold back the row panels after the first
+            return products + packs + self.work.held_back * self.parts
         reads = products + packs + k_tiles * len(panels)
         if k_tiles * len(panels) > COUNTED:
             places = self.grid.p_m * self.grid.p_n
@@ -524,11 +524,6 @@ class Schedule:
             for (role, row_panel, flat, block), k_tile in product(panels, range(k_tiles))
         }
         return reads + len(barriers - {None})
-
-    @property
-    def openings(self) -> int:
-        """Barriers that hold back the row panels after the first."""
-        return 0 if self.stream else self.work.held_back * self.parts
 
     def operand_panels(self) -> set[tuple[str, int, int, int]]:
         """Role, row panel (0 unless streamed), matrix and block of all that is read or packed."""
