@@ -24,7 +24,8 @@ from multimm.graph.array import build
 from multimm.graph.lowering import owner_computes
 from multimm.graph.task_refs import refs
 from multimm.graph.tasks.multiply import Step
-from multimm.graph.tasks.partial_products import KTile, Recipe, partial_product
+from multimm.graph.tasks.partial_products import Recipe, partial_product
+from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.candidates.owner_computes import in_partial_products
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import counted_transfers
@@ -203,7 +204,7 @@ def test_what_is_joined_for_a_product_is_let_go_before_the_next():
     chunks = [np.ones((1000, 200), "float32") for _ in range(16)]
     other = np.ones((400, 4), "float32")
     where = ((slice(0, 200), slice(0, 4)), (slice(200, 400), slice(0, 4)))
-    k_tiles = tuple(KTile((0,), ((cut, where[0]),), ((400, 4),), (200, 4)) for cut in where)
+    k_tiles = tuple(SubBlocks([0], ((cut, where[0]),), ((400, 4),), (200, 4)) for cut in where)
     recipe = Recipe(k_tiles, (200, 200), (((1000,) * 8, (0, 1)),), by_columns=False, turned=False)
     step = Step("float32", "float32")
     joined = 8000 * 200 * 4

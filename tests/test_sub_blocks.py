@@ -82,16 +82,6 @@ def test_the_bits_are_those_of_operands_that_are_cut_by_tasks():
     np.testing.assert_array_equal(*results)
 
 
-def test_symmetric_products_and_addends():
-    x, d = integers((35, 30), 4), integers((30, 30), 5)
-    a = da.from_array(x, chunks=(9, 7), name="pieces-gram")
-    step = Step("float32", "float32", trans_a=True, alpha=2, beta=3)
-    plan = planned(a, a, step, symmetric=True, blocks=10, slabs=20)
-    assert plan.layout.mirrors
-    c = product(plan, a, a, step, da.from_array(d, chunks=10))
-    np.testing.assert_array_equal(c.compute(scheduler="sync"), 2 * x.T @ x + 3 * d)
-
-
 @pytest.mark.parametrize("stored", ["as multiplied", "turned", "A turned", "B turned"])
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize(

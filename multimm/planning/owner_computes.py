@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import product
 from math import prod
 from operator import ne
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.tiling.grid import Blocks
@@ -21,13 +21,6 @@ from multimm.planning.work.partial_products import PartialProducts
 
 if TYPE_CHECKING:
     from multimm.planning.schedule import Schedule
-
-
-class Arriving(NamedTuple):
-    """What a worker is sent of operands."""
-
-    chunks: float  #: or coalesced transfers
-    nbytes: float
 
 
 class OwnerComputes:
@@ -219,18 +212,19 @@ class OwnerComputes:
         return role in self.in_use
 
     @cached_property
-    def arriving(self) -> Arriving:
-        """What a worker is sent: the small operand, and its share of what others have.
+    def arriving(self) -> tuple[float, float]:
+        """Chunks, or coalesced transfers, that a worker is sent, and their bytes.
 
-        The latter for all of its tasks at once: 51 chunks of 134 MB took a worker 0.1 s more than
-        their bytes would, which its products did not hide.
+        Of the small operand, and its share of what others have. The latter for all of its tasks at
+        once: 51 chunks of 134 MB took a worker 0.1 s more than their bytes would, which its
+        products did not hide.
         """
         small, workers = self.sent, self.partial_products.workers
         chunks = self.coalesced_transfers or small.blocks
         away = 1 - 1 / workers if chunks >= workers else 1
         moved = sum(map(ne, self.laid.owners, self.partial_products.at)) / workers
         most = max(self.fetched.values(), default=0)
-        return Arriving(chunks * away + moved, small.nbytes * away + most)
+        return chunks * away + moved, small.nbytes * away + most
 
     @cached_property
     def kept(self) -> dict[str, int]:
