@@ -73,8 +73,8 @@ PLANNING = (
     Fault(
         "bytes of partial sums are left out of the closed form",
         "planning/cost/communication.py",
-        "+ _sums(problem) * (grid.p_k - 1)",
-        "+ _sums(problem) * (grid.p_k - 2)",
+        "sums = _sums(problem) * (grid.p_k - 1)",
+        "sums = _sums(problem) * (grid.p_k - 2)",
         "planning golden -k closed_form or golden",
     ),
     Fault(

@@ -24,8 +24,8 @@ from multimm.graph.array import build
 from multimm.graph.lowering import owner_computes
 from multimm.graph.task_refs import refs
 from multimm.graph.tasks.multiply import Step
-from multimm.graph.tasks.partial_products import KTile, Recipe, partial_product
-from multimm.planning.candidates import owner_computes as module
+from multimm.graph.tasks.partial_products import Recipe, partial_product
+from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.candidates.owner_computes import in_partial_products
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import counted_transfers
@@ -61,12 +61,10 @@ def test_products_are_right_wherever_chunks_lie(rows, columns, data, workers, by
     operands = (b.T, a.T) if by_columns else (a, b)
     stored = tuple(z.T for z in operands) if turned else operands
     step = Step("float32", "float32", alpha=2, trans_a=turned, trans_b=turned)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(module.LEAST_JOINED, "gpu", 0)
-        alone = data.draw(st.sampled_from([0, 1, 6]))  # all chunks are joined, none, small ones
-        patch.setattr(module, "ALONE", {"gpu": alone})
-        layouts = list(in_partial_products(problem, gpus(workers)))
-    for layout in layouts:
+    alone = data.draw(st.sampled_from([0, 1, 6]))  # all chunks are joined, none, small ones
+    for found in in_partial_products(problem, gpus(workers)):
+        own = replace(found.partial_products, alone=alone)
+        layout = replace(found, partial_products=own)
         plan = replace(plan_matmul(problem, gpus(workers)), layout=layout)
         assert plan.bytes_received == sum(counted_transfers.received(layout, workers).values())
         result = build(plan, *stored, None, step, np.empty((0, 0), "float32"))
@@ -206,7 +204,7 @@ def test_what_is_joined_for_a_product_is_let_go_before_the_next():
     chunks = [np.ones((1000, 200), "float32") for _ in range(16)]
     other = np.ones((400, 4), "float32")
     where = ((slice(0, 200), slice(0, 4)), (slice(200, 400), slice(0, 4)))
-    k_tiles = tuple(KTile((0,), ((cut, where[0]),), ((400, 4),), (200, 4)) for cut in where)
+    k_tiles = tuple(SubBlocks([0], ((cut, where[0]),), ((400, 4),), (200, 4)) for cut in where)
     recipe = Recipe(k_tiles, (200, 200), (((1000,) * 8, (0, 1)),), by_columns=False, turned=False)
     step = Step("float32", "float32")
     joined = 8000 * 200 * 4

@@ -92,15 +92,6 @@ def test_what_a_worker_has_of_a_block_travels_in_one_coalesced():
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_stacks_and_transposed_operands(workers):
-    x, y = integers((3, 20, 30), 3), integers((20, 30), 4)
-    a = da.from_array(x, chunks=(2, 7, 11))
-    b = da.from_array(y, chunks=(20, 30))
-    _, c = product(a, b, workers, step=replace(PLAIN, trans_b=True), blocks=8, slabs=9)
-    np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y.T)
-
-
-@pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("chunk", [10, 30])
 def test_a_block_that_is_not_what_its_chunks_say_is_an_error(workers, chunk):
     """Larger ones, too, of which a part could be taken for the block."""

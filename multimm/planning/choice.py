@@ -137,9 +137,7 @@ def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Optio
     # 3. One of them is preferred.
     best = _preferred(ranks, cluster)
     plan = MatmulPlan(best, cluster, precision, strategy_name(best), "")
-    stays = _stays(best)
-    reason = f"{stays}; {human(plan.bytes_moved)} move" if stays else ""
-    plan = replace(plan, reason=reason or _reason(plan, ranks, all_work.seconds))
+    plan = replace(plan, reason=_reason(plan, ranks, all_work.seconds))
     logger.debug("%s", plan)
     return plan
 
@@ -194,30 +192,18 @@ def is_small(problem: Problem, cluster: ClusterSpec) -> bool:
 
 def strategy_name(layout: Schedule) -> str:
     """What stays in place in an arrangement."""
+    p_m, p_n, p_k = layout.grid
     if layout.in_place is not None:
-        return f"stationary {layout.in_place.large.upper()}"
-    return "symmetric, " * layout.mirrors + _grid_name(layout.grid)
-
-
-def _grid_name(grid: Grid) -> str:
-    if grid.workers == 1:
+        return "owners compute"
+    if layout.grid.workers == 1:
         return "one worker"
-    if grid.p_k == 1:
-        return "stationary C"
-    if grid.p_m == grid.p_n == 1:
-        return "split k"
-    if grid.p_n == 1:
-        return "stationary A"
-    return "stationary B" if grid.p_m == 1 else "three-dimensional"
-
-
-def _stays(layout: Schedule) -> str:
-    """What stays where it lies, of layouts that are made for that."""
-    if layout.in_place is not None:
-        return f"{layout.in_place.large.upper()} stays where it lies, its partial products travel"
-    if layout.row_owners:
-        return "each block of the stack is multiplied where most of it lies"
-    return "ranges of k are summed where they lie" if layout.k_parts else ""
+    if p_k == 1:
+        return "C stays in place"
+    if p_m == p_n == 1:
+        return "each sums a range of k (split k)"
+    if 1 in (p_m, p_n):
+        return f"{'A' if p_n == 1 else 'B'} stays in place"
+    return f"each block of C summed by {p_k}"
 
 
 def _preferred(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:
@@ -272,6 +258,15 @@ def _cheapest(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:
 def _reason(plan: MatmulPlan, ranks: dict[Schedule, Rank], of_all: float) -> str:
     """Why this arrangement of these; with all workers the best one takes so many seconds."""
     layout, workers = plan.layout, plan.cluster.workers
+    if layout.in_place is not None:
+        large = layout.in_place.large.upper()
+        stays = f"{large} stays where it lies, its partial products travel"
+        return f"{stays}; {human(plan.bytes_moved)} move"
+    if layout.row_owners or layout.k_parts:
+        what = "ranges of k are summed where they lie"
+        if layout.row_owners:
+            what = "each block of the stack is multiplied where most of it lies"
+        return f"{what}; {human(plan.bytes_moved)} move"
     if workers == 1:
         return "there is one worker"
     moved = f"{human(ranks[layout].moved)} move" if ranks[layout].moved else "nothing moves"

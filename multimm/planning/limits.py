@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import isqrt
 
 from multimm.display.units import human
@@ -96,14 +95,9 @@ def _few_tasks(problem: Problem, options: Options, edge: int) -> int:
     """Products of large blocks, of which a stack's matrices may share one: about the fewest."""
     m, n, k = problem.m, problem.n, problem.k
     fewest = 1
-    for size, given in zip((m, n, k), _given(options), strict=True):
+    for size, given in zip((m, n, k), (*options.edges, options.slabs), strict=True):
         fewest *= 1 if given is None else ceil_div(max(1, size), given)
     by_area = ceil_div(problem.batch * max(m * n, m * k, k * n), edge * edge)
     # Of a product whose three blocks have so many elements each, all sides are alike.
     by_volume = ceil_div(problem.batch * m * n * k, isqrt(MOST_ELEMENTS**3))
     return max(fewest, by_area, by_volume)
-
-
-def _given(options: Options) -> Iterator[int | None]:
-    yield from options.edges
-    yield options.slabs

@@ -6,29 +6,21 @@ See `multimm.planning.work.partial_products`.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from functools import cached_property
-from itertools import accumulate, product
+from itertools import product
 from math import prod
 from operator import ne
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from multimm.planning.matrix import MatrixSpec
-from multimm.planning.tiling.grid import Blocks, spans
+from multimm.planning.tiling.grid import Blocks
 from multimm.planning.tiling.rechunk import Rechunk
 from multimm.planning.work.cyclic import Cyclic
 from multimm.planning.work.partial_products import PartialProducts
 
 if TYPE_CHECKING:
     from multimm.planning.schedule import Schedule
-
-
-class Arriving(NamedTuple):
-    """What a worker is sent of operands."""
-
-    chunks: float  #: or coalesced transfers
-    nbytes: float
 
 
 class OwnerComputes:
@@ -220,18 +212,19 @@ class OwnerComputes:
         return role in self.in_use
 
     @cached_property
-    def arriving(self) -> Arriving:
-        """What a worker is sent: the small operand, and its share of what others have.
+    def arriving(self) -> tuple[float, float]:
+        """Chunks, or coalesced transfers, that a worker is sent, and their bytes.
 
-        The latter for all of its tasks at once: 51 chunks of 134 MB took a worker 0.1 s more than
-        their bytes would, which its products did not hide.
+        Of the small operand, and its share of what others have. The latter for all of its tasks at
+        once: 51 chunks of 134 MB took a worker 0.1 s more than their bytes would, which its
+        products did not hide.
         """
         small, workers = self.sent, self.partial_products.workers
         chunks = self.coalesced_transfers or small.blocks
         away = 1 - 1 / workers if chunks >= workers else 1
         moved = sum(map(ne, self.laid.owners, self.partial_products.at)) / workers
         most = max(self.fetched.values(), default=0)
-        return Arriving(chunks * away + moved, small.nbytes * away + most)
+        return chunks * away + moved, small.nbytes * away + most
 
     @cached_property
     def kept(self) -> dict[str, int]:
@@ -265,32 +258,12 @@ class OwnerComputes:
         return {self.large: large, self.small: small}
 
     @property
-    def launches(self) -> int:
-        """Kernels that the busiest worker launches for chunks that it multiplies by themselves."""
-        products = self.partial_products.totals.alone * len(self.across)
-        return products * (1 + self.schedule.on_tensor_cores)
-
-    @property
     def joined_small(self) -> int:
-        """Bytes of those k-tiles of the small operand that are cut from several chunks."""
-        along, across = self.sent.chunks[:: -1 if self.partial_products.by_columns else 1]
-        k_tiles = self.schedule.k_tiles
-        wide = any(_of_several(self.across, across))
-        cut = zip(k_tiles, _of_several(k_tiles, along), strict=True)
-        length = sum(k_tile for k_tile, several in cut if several or wide)
-        return length * max(self.across) * self.sent.itemsize
+        """Bytes of the small operand's k-tiles where these are cut from its chunks, at most."""
+        cut = self.sent.blocks > 1
+        return cut * max(self.across) * self.schedule.problem.k * self.sent.itemsize
 
     def owner_of_small(self, chunk: int) -> int:
         """The worker with a chunk of the small matrix: where it lies, or in turn."""
         owners = self.sent.owners
         return owners[chunk] if owners else chunk % self.partial_products.workers
-
-
-def _of_several(blocks: Blocks, chunks: Blocks) -> list[bool]:
-    """Whether blocks have parts of more than one chunk.
-
-    >>> _of_several((2, 3), (1, 1, 3))
-    [True, False]
-    """
-    ends = [*accumulate(chunks)]
-    return [bisect_right(ends, start) < bisect_left(ends, end) for start, end in spans(blocks)]

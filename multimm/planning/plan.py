@@ -124,10 +124,7 @@ class MatmulPlan:
 
     @cached_property
     def _of_products(self) -> communication.Moved:
-        if self.tasks > COUNTED:
-            return communication.of_products(self.layout, self.used.workers)
-        received = self.received.values()
-        return communication.Moved(sum(received), max(received, default=0))
+        return communication.of_products(self.layout, self.used.workers, COUNTED)
 
     @property
     def bytes_received(self) -> int:

@@ -57,8 +57,6 @@ SHORT = 2
 #: Operations from which on a product that packs its own operands pays: an H200 needs 35 us for
 #: 1024 x 1024 x 1024, and 51 with FP32 multiply-adds.
 LONE_FLOPS = 1.2e9
-#: Packed blocks are filled up to multiples of this many rows and this much of k.
-PACKED_ROWS, PACKED_K = 128, 64
 #: Bytes of an operand that may travel before a task begins that multiplies many k-tiles, and what
 #: part of the other operand's: arbitrary, less than a millisecond of a link between GPUs.
 LITTLE, LITTLE_OF = 64_000_000, 1 / 16
@@ -327,15 +325,6 @@ class Schedule:
         by_itself = self.problem.packable and flops >= LONE_FLOPS
         return bool(self.operands.packed) or self.problem.alone or by_itself
 
-    @cached_property
-    def padding(self) -> float:
-        """By how much packed blocks are larger than their sources, at most."""
-        rows = max(
-            (1 + -size % PACKED_ROWS / size for size in {*self.m_blocks, *self.n_blocks} if size),
-            default=1.0,
-        )
-        return rows * max(1 + -size % PACKED_K / max(1, size) for size in set(self.k_tiles))
-
     def shares(self, role: str) -> tuple[Share, ...]:
         """The batch blocks of an operand; one where there are no stacks."""
         return shares(self.batch_blocks, self.spec(role).shape)
@@ -524,8 +513,8 @@ class Schedule:
         packed = self.operands.packed
         panels = self.operand_panels() if self.stream or packed else set()
         packs = k_tiles * sum(role in packed for role, *_ in panels)
-        if not self.stream:
-            return products + packs + self.openings
+        if not self.stream:  # barriers hold back the row panels after the first
+            return products + packs + self.work.held_back * self.parts
         reads = products + packs + k_tiles * len(panels)
         if k_tiles * len(panels) > COUNTED:
             places = self.grid.p_m * self.grid.p_n
@@ -535,11 +524,6 @@ class Schedule:
             for (role, row_panel, flat, block), k_tile in product(panels, range(k_tiles))
         }
         return reads + len(barriers - {None})
-
-    @property
-    def openings(self) -> int:
-        """Barriers that hold back the row panels after the first."""
-        return 0 if self.stream else self.work.held_back * self.parts
 
     def operand_panels(self) -> set[tuple[str, int, int, int]]:
         """Role, row panel (0 unless streamed), matrix and block of all that is read or packed."""

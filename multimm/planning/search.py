@@ -1,4 +1,4 @@
-"""The arrangements of some workers, laid out and ranked by predicted time: see `strategy`."""
+"""The arrangements of some workers, laid out and ranked by predicted time: see `choice`."""
 
 from __future__ import annotations
 

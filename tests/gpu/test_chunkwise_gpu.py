@@ -10,7 +10,8 @@ import pytest
 from gpu_arrays import assert_exact, padded
 
 from multimm.graph.tasks.multiply import Step
-from multimm.graph.tasks.partial_products import KTile, Recipe, partial_product
+from multimm.graph.tasks.partial_products import Recipe, partial_product
+from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.tiling.grid import spans
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
@@ -48,7 +49,7 @@ def test_each_chunk_is_multiplied_once(turned, wide, precision, dtype, scaled):
     cuts = cuts if flat else [cut[::-1] for cut in cuts]
     w = np.ascontiguousarray((w if flat else w.T).astype(dtype))
     k_tiles = tuple(
-        KTile((0,), ((cut, tuple(slice(0, x.stop - x.start) for x in cut)),), (w.shape,),
+        SubBlocks([0], ((cut, tuple(slice(0, x.stop - x.start) for x in cut)),), (w.shape,),
               tuple(x.stop - x.start for x in cut))
         for cut in cuts
     )  # fmt: skip

@@ -17,7 +17,7 @@ from multimm.graph.lowering.operand import Operand
 from multimm.graph.lowering.rechunk import cut_out
 from multimm.graph.lowering.sub_blocks import SubBlock, coalesced, task_of
 from multimm.graph.task_keys import Keys
-from multimm.graph.tasks.partial_products import KTile
+from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.owner_computes import OwnerComputes
 from multimm.planning.tiling.grid import Coordinate, number_of
 from multimm.planning.tiling.rechunk import shape_of
@@ -83,7 +83,7 @@ class SmallOperand:
 
     def k_tiles(
         self, used: list[int], across: int
-    ) -> tuple[dict[Key, Coordinate], tuple[KTile, ...]]:
+    ) -> tuple[dict[Key, Coordinate], tuple[SubBlocks, ...]]:
         """What k-tiles are cut from, in the order of its numbers, with where that lies, and how."""
         layout = self.keys.layout
         sub_blocks = (
@@ -95,9 +95,9 @@ class SmallOperand:
             own = sub_blocks[s, across]
             at = (across, s) if self.own.partial_products.by_columns else (s, across)
             shape = shape_of(self.operand.where(self.operand.index((), *at)))
-            blocks = tuple(numbers.setdefault(sub_block.key, len(numbers)) for sub_block in own)
+            blocks = [numbers.setdefault(sub_block.key, len(numbers)) for sub_block in own]
             cuts = tuple((sub_block.cut, sub_block.to) for sub_block in own)
-            k_tiles.append(KTile(blocks, cuts, tuple(sub_block.size for sub_block in own), shape))
+            k_tiles.append(SubBlocks(blocks, cuts, tuple(x.size for x in own), shape))
         owners = self.owners
         if self.own.partial_products.coalesced:
             owners = {key: layout.grid.place(key[1]) for key in numbers}

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask.array as da
+from dask._task_spec import Task, TaskRef
 
-from multimm.graph.block_task import Block, Key
+from multimm.graph.block_task import Block, Inputs, Key, Sizes
 from multimm.graph.lowering.sub_blocks import SubBlock
 from multimm.graph.tasks.host_offload import upload
 from multimm.planning.matrix import Storage
@@ -39,6 +40,14 @@ def storage_of(array: Any) -> Storage | None:
     """Storage chunks of the file that the array's blocks are read from, if its reader tells."""
     storage: Storage | None = getattr(reader_of(array), "storage", None)
     return storage
+
+
+class Argument(NamedTuple):
+    """An operand block, as a task is given it."""
+
+    ref: TaskRef | Task  #: to the block, or what makes it of others
+    inputs: Inputs  #: those blocks, by where they are kept
+    sizes: Sizes = ()  #: of those that are an array's own and used as they are
 
 
 @dataclass(frozen=True)

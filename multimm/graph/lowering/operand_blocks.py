@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from dask._task_spec import Task, TaskRef
+from dask._task_spec import TaskRef
 
 from multimm.graph.block_task import BlockTask, Inputs, Key, Place, Sizes
 from multimm.graph.label import Kind
 from multimm.graph.lowering.backpressure import Barriers
-from multimm.graph.lowering.operand import Operand
+from multimm.graph.lowering.operand import Argument, Operand
 from multimm.graph.lowering.rechunk import brought, join, upload_sub_blocks
 from multimm.graph.lowering.sub_blocks import task_of
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.multiply import Step, pack, read
 from multimm.planning.tiling.grid import Coordinate
 from multimm.planning.tiling.rechunk import Index, size_of
-
-
-class Argument(NamedTuple):
-    """An operand block, as a task is given it."""
-
-    ref: TaskRef | Task  #: to the block, or what makes it of others
-    inputs: Inputs  #: those blocks, by where they are kept
-    sizes: Sizes = ()  #: of those that are an array's own and used as they are
 
 
 @dataclass
@@ -43,9 +35,9 @@ class OperandBlocks:
         """C's block for one of the result, with the tasks that cut it where it lies."""
         if c.in_sub_blocks and self.keys.cluster.workers == 1:  # whatever its grid, all lies there
             return _in_sub_blocks(c, index, place.owner, c.key)
-        found = brought(c, index, place.owner, place.order[:2], self.keys)
-        self.made |= found.tasks
-        return Argument(found.ref, found.inputs, found.sizes)
+        found, tasks = brought(c, index, place.owner, place.order[:2], self.keys)
+        self.made |= tasks
+        return found
 
     def operand(self, operand: Operand, batch: Index, r: int, c: int, row: int, s: int) -> Argument:
         """Block (r, c) of an operand, with the tasks that read and pack it."""
@@ -111,14 +103,14 @@ class OperandBlocks:
 
     def _joined(self, operand: Operand, index: Index, owner: Coordinate, step: Index) -> Argument:
         """A task that joins a block of the array's own ones, once, where it is kept."""
-        found = brought(operand, index, owner, step, self.keys)
-        self.made |= found.tasks
-        if found.own:
-            return Argument(found.ref, found.inputs, found.sizes)
+        found, tasks = brought(operand, index, owner, step, self.keys)
+        self.made |= tasks
+        if isinstance(found.ref, TaskRef):
+            return found
         key: Key = (self.keys.name(f"joined-{operand.role}"), *index)
         place = self.keys.place(owner, (*step, Kind.JOIN), found.inputs)
         label = self.keys.label(Kind.JOIN, operand.role, index)
-        self.made[key] = BlockTask(key, join, found.parts, label=label, place=place)
+        self.made[key] = BlockTask(key, join, found.ref, label=label, place=place)
         return Argument(TaskRef(key), ((owner, (key,)),))
 
     def _packed(

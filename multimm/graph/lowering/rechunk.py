@@ -12,54 +12,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
-from dask._task_spec import Task, TaskRef
+from dask._task_spec import TaskRef
 
-from multimm.graph.block_task import Block, BlockTask, Inputs, Key, Sizes, check_shape
+from multimm.graph.block_task import Block, BlockTask, Key, check_shape
 from multimm.graph.label import Kind
-from multimm.graph.lowering.operand import Operand
+from multimm.graph.lowering.operand import Argument, Operand
 from multimm.graph.lowering.sub_blocks import SubBlock, coalesced, task_of
 from multimm.graph.task_keys import Keys
-from multimm.graph.tasks.dtype_check import DType
 from multimm.graph.tasks.host_offload import upload, uploaded
 from multimm.graph.tasks.multiply import finished, stream_for
 from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.tiling.grid import Coordinate, number_of
-from multimm.planning.tiling.rechunk import Index, Where, cuts_of, shape_of, size_of
+from multimm.planning.tiling.rechunk import Index, cuts_of, shape_of, size_of
 
 Tasks = dict[Key, BlockTask]
-
-
-class Brought(NamedTuple):
-    """What a task needs for one of the plan's blocks."""
-
-    sub_blocks: list[SubBlock]
-    inputs: Inputs  #: what has them, by where that lies
-    tasks: Tasks  #: that cut out what travels
-    where: Where  #: of the array
-    dtype: DType  #: that the array declares
-
-    @property
-    def own(self) -> bool:
-        """Whether the block is one of the array's."""
-        sub_block = self.sub_blocks[0]
-        return sub_block.whole and sub_block.shape == shape_of(self.where)
-
-    @property
-    def sizes(self) -> Sizes:
-        """Of the block, if it is one of the array's; sub-blocks know their own."""
-        return ((self.sub_blocks[0].size, (self.sub_blocks[0].key,)),) if self.own else ()
-
-    @property
-    def parts(self) -> Task:
-        """A part of a task that makes `SubBlocks` of the block."""
-        return task_of(self.sub_blocks, self.where, self.dtype)
-
-    @property
-    def ref(self) -> TaskRef | Task:
-        """What is given to a task that joins the block itself, if it is not one of the array's."""
-        return TaskRef(self.sub_blocks[0].key) if self.own else self.parts
 
 
 def brought(
@@ -68,8 +35,8 @@ def brought(
     owner: Coordinate,
     step: Index,
     keys: Keys,
-) -> Brought:
-    """What one of the plan's blocks is made of, cut where it lies.
+) -> tuple[Argument, Tasks]:
+    """One of the plan's blocks, for a task that joins it, and the tasks that cut what travels.
 
     Parameters
     ----------
@@ -103,7 +70,10 @@ def brought(
             own = coalesced(own, key)
         sub_blocks += own
         inputs.append((lies, tuple(dict.fromkeys(sub_block.key for sub_block in own))))
-    return Brought(sub_blocks, tuple(inputs), tasks, where, operand.array.dtype)
+    key, size, *_ = first = sub_blocks[0]
+    if first.whole and size == shape_of(where):  # it is one of the array's
+        return Argument(TaskRef(key), tuple(inputs), ((size, (key,)),)), tasks
+    return Argument(task_of(sub_blocks, where, operand.array.dtype), tuple(inputs)), tasks
 
 
 def _spread(operand: Operand, at: Index) -> Coordinate:

@@ -12,8 +12,8 @@ from dask._task_spec import List, TaskRef
 from multimm.graph.block_task import Block, BlockTask, Key, Place, Sizes
 from multimm.graph.label import Kind, Label
 from multimm.graph.lowering.backpressure import Barriers
-from multimm.graph.lowering.operand import Operand
-from multimm.graph.lowering.operand_blocks import Argument, OperandBlocks
+from multimm.graph.lowering.operand import Argument, Operand
+from multimm.graph.lowering.operand_blocks import OperandBlocks
 from multimm.graph.lowering.symmetric import (
     add_diagonal,
     link_diagonal,

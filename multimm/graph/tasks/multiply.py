@@ -88,11 +88,10 @@ def link(
     c: Block = None,
     *,
     step: Step,
-    out: Block = None,
 ) -> Block:
     """`gemm` of a k-tile's operands as they come, in the order of the current stream."""
     a, b = declared(a, step.dtype_a), declared(b, step.dtype_b)
-    return gemm(a, b, partial, declared(c, step.dtype_c), step=step, out=out)
+    return gemm(a, b, partial, declared(c, step.dtype_c), step=step)
 
 
 def declared(block: Block, dtype: DType) -> Block:
@@ -151,7 +150,6 @@ def gemm(
     *,
     step: Step,
     lower: bool = False,
-    out: Block = None,
 ) -> Block:
     """D = alpha (op(A) op(B) + P) + beta C; operands are left alone.
 
@@ -166,8 +164,6 @@ def gemm(
         m and n are equal, and what is above the diagonal is not asked for: our own kernels may
         leave there whatever memory held (`computes_triangles`). Of complex blocks `a` is `b`, and
         all is computed.
-    out : array of shape (..., m, n), dtype ``step.dtype``, optional
-        Written to and returned; rows contiguous, overlapping no operand.
 
     Returns
     -------
@@ -191,13 +187,10 @@ def gemm(
             c=as_float32(c),
             partial=partial,
             lower=lower,
-            out=out if step.dtype == "float32" else None,
             **same,
         )
-        if step.dtype == "float32":
-            return result
-        result = result if out is not None else result.astype(step.dtype)
-    elif is_cupy(a) and by_real_products(a, b, step):
+        return result if step.dtype == "float32" else result.astype(step.dtype)
+    if is_cupy(a) and by_real_products(a, b, step):
         from multimm.gpu import complex_gemm
 
         return complex_gemm.gemm(
@@ -210,17 +203,11 @@ def gemm(
             partial=partial,
             dtype=step.dtype,
             lower=lower,
-            out=out,
             **same,
         )
-    else:
-        same |= {"accumulate": step.accumulate, "dtype": step.dtype, "lower": lower}
-        left, right = a.conj() if step.conj_a else a, b.conj() if step.conj_b else b
-        result = library_gemm.gemm(left, right, c=c, partial=partial, **same)
-    if out is None:
-        return result
-    out[...] = result
-    return out
+    same |= {"accumulate": step.accumulate, "dtype": step.dtype, "lower": lower}
+    left, right = a.conj() if step.conj_a else a, b.conj() if step.conj_b else b
+    return library_gemm.gemm(left, right, c=c, partial=partial, **same)
 
 
 def pack(block: Block, *, role: str, step: Step) -> Block:

@@ -10,6 +10,7 @@ lists, and `Recipe` says what becomes of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, islice, pairwise
 from typing import NamedTuple
 
@@ -25,19 +26,10 @@ from multimm.planning.work.partial_products import Run
 from multimm.shapes import Shape
 
 
-class KTile(NamedTuple):
-    """A k-tile of the small operand, of the blocks that it is cut from."""
-
-    blocks: tuple[int, ...]  #: their numbers
-    cuts: tuple[tuple[Where, Where], ...]  #: of each: which part, and where it goes
-    sizes: tuple[Shape, ...]  #: of each block
-    shape: Shape
-
-
 class Recipe(NamedTuple):
     """What a partial product is made of."""
 
-    k_tiles: tuple[KTile, ...]
+    k_tiles: tuple[SubBlocks, ...]  #: of the small operand, with numbers in place of blocks
     lengths: Blocks  #: of these k-tiles, along k
     #: Heights of the rows of chunks of each group, and numbers of its k-tiles.
     groups: tuple[tuple[Blocks, tuple[int, ...]], ...]
@@ -70,7 +62,7 @@ def partial_product(
 
     with stream_for(large[0]):
         k_tiles = [
-            SubBlocks([small[i] for i in x.blocks], x.cuts, x.sizes, x.shape, of_small).joined()
+            replace(x, blocks=[small[i] for i in x.blocks], dtype=of_small).joined()
             for x in recipe.k_tiles
         ]
         made, left = list[Block](), iter(large)

@@ -27,9 +27,6 @@ from multimm.planning.work.partial_products import PartialProducts
 FINER = (1, 2, 4, 8)
 #: Blocks of C have as many elements as usual times this, at most: arbitrary, 2 GB on GPUs.
 LARGEST = 2
-#: A C that one worker joins alone has so many times as many elements, at most: arbitrary, what
-#: becomes of it takes a millisecond or two then.
-LITTLE = 0.25
 #: K-tiles as long as can be: what is large does not travel.
 LONG = Cut(k_tiles=0.0625)
 #: Elements of a chunk from which on CPUs multiply it by itself: to join 100 MB of chunks of 25 MB
@@ -39,15 +36,12 @@ ALONE = 2**18
 #: took an H200 180 ms in place of 241 in chunks of 5792 x 5792, Dask's own, and 179 in place of 182
 #: in 4096 x 4096. Of several workers partial products travel meanwhile: no chunk is.
 LONE_GPU = 128_000_000
-#: A task has so many chunks at least, on average: arbitrary, with fewer there is little to gain on
-#: GPUs; unless each makes a chunk of C that is wanted.
-LEAST_JOINED = {"cpu": 1, "gpu": 2}
 
 
 def in_partial_products(problem: Problem, cluster: ClusterSpec) -> Iterator[Schedule]:
     """Layouts that multiply a matrix where it lies, in few tasks.
 
-    None where tasks would have fewer than two chunks, or where it is not known where chunks lie.
+    None where it is not known where chunks lie.
     """
     known = problem.c is None and not any(problem.rereadable)
     nothing = not problem.m * problem.n * problem.k
@@ -111,9 +105,6 @@ def _layouts(
             rows, columns, at, output_tiles, workers, by_columns, alone=alone
         )
         lengths = partial_products.lengths
-        least = 1 if output_tiles == wanted else LEAST_JOINED[cluster.slowest.kind]
-        if least * sum(map(bool, lengths)) > len(at):
-            continue
         k_tiles = tuple(columns[s] for s in partial_products.k_tiles)
         usually = usual.m_blocks if by_columns else usual.n_blocks
         others = beside if output_tiles == wanted else usually
@@ -147,16 +138,14 @@ def _output_tiles(
     """How many rows of chunks each output tile may have, of a matrix of so many columns.
 
     As many output tiles as there are workers, or a multiple of that: then each joins some. A half
-    or a quarter of the output tiles are as much fewer tasks, and for a little C one is enough. They
-    may be wanted of regular heights, where chunks allow it.
+    or a quarter of the output tiles are as much fewer tasks. They may be wanted of regular heights,
+    where chunks allow it.
     """
     m, workers = sum(rows), cluster.workers
     usual = EDGE[cluster.slowest.kind] ** 2
     least = max(ceil_div(m * across, LARGEST * usual), ceil_div(m * k, workers * MOST_ELEMENTS))
     counts = [count for count in (workers // 4, workers // 2) if count >= least]
     counts += [finer * ceil_div(least, workers) * workers for finer in FINER]
-    if least == 1 and m * across <= LITTLE * usual:
-        counts.insert(0, 1)
     ends = [*accumulate(rows)]
     found: dict[Blocks, None] = {}
     for count in counts:

@@ -18,21 +18,17 @@ from multimm.planning.hardware import ClusterSpec
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
-from multimm.planning.search import NEARLY, Rank, candidates, cut_alike, ranked, refined
+from multimm.planning.search import NEARLY, Rank, cut_alike, ranked, refined
 from multimm.planning.tiling.counts import Cut
 from multimm.planning.tiling.grid import ceil_div
 
-#: How small products are cut best: into few tasks. Of 342 searches of plain products that one
-#: worker computes within a call, for 1 to 8 H200s, none found anything better.
-FEW_TASKS = Cut(k_tiles=0.125)
+#: How the products of few workers are cut best: into few tasks. Of 840 plans for 3 to 16 H200s none
+#: takes more than 1 % longer than after a search of everything for the workers that are left.
+CUTS = Cut(k_tiles=0.125), Cut(k_tiles=0.5), Cut(columns=2, k_tiles=0.125)
 #: Workers of a node are left out of products that one worker computes within so many calls' time:
 #: in `tf32` squares of 16384, of two calls, took 27 ms on two of four H200s and 36 on all of them,
 #: 24576, of five, 43 on either.
 CALLS = 5
-#: Of a larger product these are looked at, too: of 840 plans for 3 to 16 H200s none takes more than
-#: 1 % longer than after a search of everything for the workers that are left, which takes as long
-#: as the one for all of them.
-MORE_TASKS = Cut(k_tiles=0.5), Cut(columns=2, k_tiles=0.125)
 
 
 def with_fewer(
@@ -48,41 +44,30 @@ def with_fewer(
     """
     if best.too_large or options.given or problem.awaited:
         return {}
-    found: tuple[int, dict[Schedule, Rank]] | None = None
+    found: dict[Schedule, Rank] = {}
     limit = best.seconds
     for count in _counts(problem, cluster):
         if at_least(problem, cluster.first(count)) < limit:
             ranks = _in_few_tasks(problem, cluster.first(count))
             first = min(ranks.values())
             if not first.too_large and first.seconds < limit:
-                found = count, ranks
+                found = ranks
                 limit = first.seconds / NEARLY
-    if found is None:
-        return {}
-    count, ranks = found
-    if not is_short(problem, cluster, CALLS):
-        ranks = ranks | candidates(problem, cluster.first(count), options)
-    return ranks
+    return found
 
 
 def _in_few_tasks(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank]:
     """All arrangements, in few blocks and k-tiles, or in those in which operands come."""
     options, plain = Options(), replace(problem, symmetric=False)
-    ranks = dict(cut_alike(plain, cluster, options, FEW_TASKS))
-    if not is_short(problem, cluster):
-        for cut in MORE_TASKS:
-            ranks |= cut_alike(plain, cluster, options, cut)
+    ranks: dict[Schedule, Rank] = {}
+    for cut in CUTS:
+        ranks |= cut_alike(plain, cluster, options, cut)
     if problem.symmetric:
-        ranks |= cut_alike(problem, cluster, options, FEW_TASKS)
+        ranks |= cut_alike(problem, cluster, options, CUTS[0])
     if problem.chunked:
         ranks |= cut_alike(problem, cluster, options, Cut(given=True))
     ranks = refined(ranks, cluster, options)
     return ranks | ranked(in_partial_products(problem, cluster), cluster)
-
-
-def is_short(problem: Problem, cluster: ClusterSpec, calls: int = 1) -> bool:
-    """One worker computes it in less time than so many calls take."""
-    return problem.flops <= calls * cluster.call_s * _rate(problem, cluster)
 
 
 def _counts(problem: Problem, cluster: ClusterSpec) -> Iterator[int]:
@@ -95,7 +80,8 @@ def _counts(problem: Problem, cluster: ClusterSpec) -> Iterator[int]:
     c = () if problem.c is None else problem.c.owners
     owned = max(problem.a.owners + problem.b.owners + c, default=0)
     powers = [2**i for i in range(cluster.workers.bit_length())]
-    within = takewhile(node.__gt__, powers) if is_short(problem, cluster, CALLS) else ()
+    short = problem.flops <= CALLS * cluster.call_s * _rate(problem, cluster)
+    within = takewhile(node.__gt__, powers) if short else ()
     for count in (*within, *(node * power for power in powers)):
         nodes = ceil_div(count, node)
         if count < cluster.workers and owned < node * nodes:

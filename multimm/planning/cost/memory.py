@@ -183,7 +183,7 @@ def _changing(layout: Schedule, cluster: ClusterSpec) -> Terms:
     at_once = {"a": max(layout.m_blocks), "b": edges["b"]}
     if p.packs:  # of a stack one matrix at a time
         sides = sum(n * (p.packed_bytes(x) + p.written(x)) for x, n in at_once.items())
-        terms["operands being packed"] = products * k_tile * sides * layout.padding
+        terms["operands being packed"] = products * k_tile * sides
     edges["b"] *= max(share.matrices for share in layout.shares("b"))
     held = {p.accumulate, "float32"} if p.packs and p.real_products > 1 else {p.accumulate}
     other = [role for role in edges if layout.spec(role).dtype not in held]
@@ -215,7 +215,7 @@ def _kept(layout: Schedule, cluster: ClusterSpec, each: int, k_tiles: Terms) -> 
             owner = min(owner, SHORT * int(used))
         if role in layout.operands.packed:
             elements = owner // layout.spec(role).itemsize
-            packed = elements * layout.problem.packed_itemsize * layout.padding
+            packed = elements * layout.problem.packed_itemsize
             terms |= {f"{name} kept": owner, f"packed {name}": packed - used}
         else:
             terms[f"{name} kept"] = owner - used

@@ -18,7 +18,7 @@ from multimm.planning.devices import DeviceSpec
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.problem import FLOAT32, Problem
-from multimm.planning.schedule import PACKED_ROWS, Schedule
+from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import ceil_div
 from multimm.planning.work.symmetric import Symmetric
 
@@ -66,10 +66,6 @@ PART = 0.4
 #: of 1024 to 32768 on two H200s, 36 to 415 ms, are predicted within a quarter, and those of one
 #: within a fifth.
 FETCH_S, SUB_BLOCK_S = 4e-4, 5e-5
-#: For a thread to multiply one of many chunks in a task, and as much again to pack for it. The
-#: GPU works meanwhile. X W of 1048576 x 8192 in 364 sub-blocks and 64 columns took an H200 75 ms,
-#: of 4194304 x 2048 and 256 columns 79 to 108 in 256 sub-blocks that are packed, 270 in 1024.
-LAUNCH_S = 1.25e-4
 #: Bytes read and written for each of the sums that a k-tile leaves to the next one. Nothing hides
 #: them: 0.8 to 1.4 ms for 1 GiB of sums, of which a kernel reads P and writes D, on an H200.
 SUMS_BYTES = 4
@@ -78,8 +74,8 @@ SUMS_BYTES = 4
 #: dtypes: 0.53 to 0.57 in float32, of 128 to 2000 columns, 0.54 to 0.61 in float64, on an EPYC.
 SYRK, REAL = 0.57, ("float32", "float64")
 
-#: Sides of packed products whose partly empty tiles are counted; longer ones have many tiles.
-NARROW = 1024
+#: Packed blocks are filled up to multiples of so many rows. Counted of sides up to so long.
+PACKED_ROWS, NARROW = 128, 1024
 
 #: Bytes per second at which finished blocks leave a full device: host link of a GPU
 #: (dask-cuda copies through pageable memory, 6.9 GB/s measured), disk of a CPU (arbitrary).
@@ -90,7 +86,6 @@ IN_TURN = (
     "block products",
     "packing",
     "cutting",
-    "launching",
     "decoding",
     "sums between k-tiles",
     "between tasks",
@@ -103,7 +98,6 @@ AROUND = (
     "from step to step",
     "first blocks",
     "last sums",
-    "mirroring",
     "joining C",
     "handing C out",
     "last blocks from a GPU",
@@ -140,9 +134,6 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
     rate, packing = link_rate(layout, cluster), _packing(layout, cluster)
     levels, fetched, sums = _sums(layout)
     handed_on = each * layout.work.handed_on(layout.steps) * p.sum_bytes
-    mirrored = (
-        2 * (layout.work.most_kept - layout.work.most_summed) * p.out_bytes
-    )  # read and written
     handed_out, joined = layout.handing_out(cluster.workers)
     tasks = layout.tasks + cuts + host_tasks(layout) + handed_out
     chains = ceil_div(layout.work.count * layout.parts, cluster.workers)
@@ -161,7 +152,6 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
     steps += (bool(layout.uploaded) + p.downloaded) * (not p.in_one) + layout.hands_out
     products = flops * _filled_up(layout) / (product_gflops(p, device) * 1e9)
     alone = (products + packing * (not layout.operands.packed)) / (chains * layout.steps)
-    launches = 0 if layout.in_place is None else layout.in_place.launches
     transfers, first = arrivals(layout, cluster, moved, alone)
     up, first_up = going_up(layout, cluster)
     back = way_back(layout, cluster, each)
@@ -170,7 +160,6 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
         "transfers": transfers,
         "packing": packing,
         "cutting": _cutting(layout, cluster),
-        "launching": max(0, launches * LAUNCH_S - products - packing),
         "decoding": reading_seconds(layout, cluster),
         "to the GPUs": up,
         "from the GPUs": 0.0,
@@ -183,7 +172,6 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
         "from step to step": steps * STEP * cluster.task_overhead_s,
         "first blocks": first + first_up,
         "last sums": sums * p.sum_bytes / rate + (levels + PART * fetched) * cluster.link.latency_s,
-        "mirroring": mirrored / copying if layout.mirrors else 0.0,
         "joining C": _joining(layout, cluster),
         "handing C out": _handing_out(layout, cluster, joined),
         "last blocks from a GPU": 0.0,
@@ -205,7 +193,7 @@ def _flops(layout: Schedule, device: DeviceSpec) -> float:
     """Operations of the busiest worker that take as long as those of a plain product."""
     work = layout.work
     if isinstance(work, Symmetric) and knows_transposes(layout.problem, device):
-        return 2 * work.assignment.most_after(1 - SYRK) * layout.share_k
+        return 2 * work.most_after(1 - SYRK) * layout.share_k
     return 2 * work.multiplied(layout.share_k)
 
 

@@ -28,7 +28,6 @@ LITTLE = 0.01
 _SAID = {
     "packing": "packing for the tensor cores",
     "cutting": "rechunking",
-    "launching": "launching kernels",
     "decoding": "decoding storage chunks",
     "sums between k-tiles": "sums from range to range",
     "scheduling": "Dask's scheduler",
@@ -128,25 +127,11 @@ def _workers(plan: MatmulPlan) -> str:
 
 
 def _layout(plan: MatmulPlan) -> str:
-    layout, grid = plan.layout, plan.grid
+    grid = plan.grid
     if grid.workers == 1:
         return f"{plan.strategy}: {plan.reason}" if plan.strategy == "one task" else plan.reason
     ranges = " x ranges of k" if grid.p_k > 1 else ""
-    stays = STAYS.get(plan.strategy.removeprefix("symmetric, "), plan.strategy)
-    if layout.in_place is not None:  # the reason says it
-        stays = "owners compute"
-    stays = stays.format(parts=grid.p_k)
-    return f"{grid.sides} workers (rows x columns of C{ranges}), {stays}: {plan.reason}"
-
-
-#: What stays where, by the name of the arrangement.
-STAYS = {
-    "stationary A": "A stays in place",
-    "stationary B": "B stays in place",
-    "stationary C": "C stays in place",
-    "split k": "each sums a range of k (split k)",
-    "three-dimensional": "each block of C summed by {parts}",
-}
+    return f"{grid.sides} workers (rows x columns of C{ranges}), {plan.strategy}: {plan.reason}"
 
 
 def _blocks(plan: MatmulPlan) -> str:

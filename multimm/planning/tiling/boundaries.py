@@ -7,9 +7,6 @@ into their union.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from multimm.planning.matrix import MatrixSpec
 from multimm.planning.problem import Problem
 from multimm.planning.tiling.grid import (
     Blocks,
@@ -59,11 +56,10 @@ def batch_blocks(problem: Problem, edge: int, wanted: int) -> tuple[Blocks, ...]
 def choose_k_tiles(
     problem: Problem, grid: Grid, count: int, fixed: int | None, keep: int
 ) -> Blocks:
-    """The operand that lies somewhere, and the larger one, keeps its chunks along k."""
-    hints = [(problem.a, problem.a.chunks[-1]), (problem.b, problem.b.chunks[-2])]
-    hints.sort(key=lambda hint: (bool(hint[0].owners), hint[0].nbytes), reverse=True)
-    along_k = [chunks for _, chunks in hints]
-    return choose(problem.k, count, grid.p_k, along_k, fixed, kept(hints[0][0], keep))
+    """The operand that lies somewhere, or else the larger one, keeps its chunks along k."""
+    given = (problem.a, -1), (problem.b, -2)
+    spec, axis = max(given, key=lambda x: (bool(x[0].owners), x[0].nbytes))
+    return choose(problem.k, count, grid.p_k, spec.chunks[axis], fixed, keep)
 
 
 def choose_parts(problem: Problem, parts: Blocks, count: int, keep: int) -> Blocks:
@@ -75,11 +71,6 @@ def choose_parts(problem: Problem, parts: Blocks, count: int, keep: int) -> Bloc
         for part in range(max(parts) + 1)
     )
     return tuple(k_tile for part in own for k_tile in group(part, length))
-
-
-def kept(spec: MatrixSpec, keep: int) -> int:
-    """`keep`, but 0 of one that comes in one block: nobody knows how that comes."""
-    return keep if keep == AS_GIVEN or spec.blocks > 1 else 0
 
 
 @remembered
@@ -110,24 +101,20 @@ def choose_side(
 ) -> Blocks:
     """Block rows of C (axis -2), or its block columns (-1).
 
-    The chunks that are wanted, or A's rows and B's columns, joined, where they serve: of chunks
-    that are parts of blocks nothing travels when C is handed out. Where none are wanted, regular
-    blocks are the better, for they are handed out as they are.
+    The chunks that are wanted, or else A's rows and B's columns, joined, where they serve: of
+    chunks that are parts of blocks nothing travels when C is handed out. Where none are wanted,
+    regular blocks are the better, for they are handed out as they are.
     """
-    spec = problem.a if axis == -2 else problem.b
-    hints = [spec.chunks[axis]]
-    if problem.chunks:
-        hints.insert(1 if keep else 0, problem.chunks[axis])
-    size = problem.m if axis == -2 else problem.n
-    result = not problem.chunks
-    return choose(size, count, workers, hints, fixed, kept(spec, keep), result=result)
+    spec, result = problem.a if axis == -2 else problem.b, not problem.chunks
+    chunks = spec.chunks if keep or result else problem.chunks
+    return choose(spec.shape[axis], count, workers, chunks[axis], fixed, keep, result=result)
 
 
 def choose(
     size: int,
     count: int,
     workers: int,
-    hints: Sequence[Blocks],
+    chunks: Blocks,
     fixed: int | None,
     keep: int,
     *,
@@ -135,28 +122,25 @@ def choose(
 ) -> Blocks:
     """The given chunks, joined, if they serve as well as `count` even blocks; else those.
 
-    With `keep`, the first hint is taken as it is, chunks below that length joined. Of a `result`,
-    what is joined is regular where it can be, and what is not is, always.
+    With `keep`, they are taken as they are, those below that length joined. Of a `result`, what is
+    joined is regular where it can be, and what is not is, always.
     """
     if fixed is not None:
         return regular(size, fixed)
 
-    if keep and min(2, workers) <= len(hints[0]) <= MOST_CHUNKS:  # one block serves one worker
-        return group_regular(hints[0], keep, workers) if result else group(hints[0], keep)
+    if keep and min(2, workers) <= len(chunks) <= MOST_CHUNKS:  # one block serves one worker
+        return group_regular(chunks, keep, workers) if result else group(chunks, keep)
     blocks = _evenly(size, count, workers)
     if result and not is_regular(blocks):
         blocks = regular(size, max(blocks))  # fewer, but the busiest worker has no more
 
     def serves(joined: Blocks) -> bool:
-        few_enough = len(joined) <= 2 * len(blocks)
         small_enough = max(joined) <= 1.5 * max(blocks)
         share = largest_share(blocks, workers)
-        return few_enough and small_enough and largest_share(joined, workers) <= IMBALANCE * share
+        return small_enough and largest_share(joined, workers) <= IMBALANCE * share
 
-    for chunks in hints:
-        joined = group(chunks, max(blocks))
-        if not serves(joined):
-            continue
-        other = group_regular(chunks, max(blocks), workers) if result else joined
-        return other if serves(other) else joined
-    return blocks
+    joined = group(chunks, max(blocks))
+    if not serves(joined):
+        return blocks
+    other = group_regular(chunks, max(blocks), workers) if result else joined
+    return other if serves(other) else joined

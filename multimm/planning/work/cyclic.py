@@ -234,34 +234,6 @@ class Cyclic:
         for rows in self.row_panels(role, flat, block).values():
             yield {*product(rows, columns)}
 
-    @cached_property
-    def sent(self) -> tuple[int, int]:
-        """Elements of A and of B, per unit of k, that places receive from where they are kept."""
-        columns, of_a, of_b = min(self.p_n, len(self.n_blocks)), 0, 0
-        for share, (i, size) in product(self.shares("a"), enumerate(self.m_blocks)):
-            rows = sum(map(len, self._row_panels["a", share.users[0], i].values()))
-            of_a += share.matrices * size * (rows * columns - 1)
-        for share in self.shares("b"):
-            used = self._row_panels["b", share.users[0], 0].values()
-            rows = len(self._rows_with("b", share.users[0], 0))  # each keeps as many of the k-tiles
-            of_b += share.matrices * ceil_div(sum(map(len, used)) * (rows - 1), rows)
-        return of_a, of_b * sum(self.n_blocks)
-
-    def most_received(self, steps: int, longest: int, k: int) -> tuple[float, float]:
-        """Elements of A and of B, of `k` in so many k-tiles, that the busiest place receives.
-
-        It has most rows of A, columns of B and k-tiles, and keeps fewest of their blocks. Of
-        stacks, even shares.
-        """
-        if self.batch_blocks:
-            of_a, of_b = (n * k / (self.p_m * self.p_n) for n in self.sent)
-            return of_a, of_b
-        rows = self.most_blocks * steps
-        columns = ceil_div(len(self.n_blocks), self.p_n) * steps
-        row_panels = ceil_div(len(self.row_sizes), self.per_row_panel)
-        of_a = k * self.most_rows * (1 - rows // self.p_n / rows)
-        return of_a, k * self.most_columns * (1 - columns // self.p_m / columns) * row_panels
-
     # ---------------------------------------------------------------- who keeps that
 
     def in_turn(self, role: str, flat: int, block: int, steps: Sequence[int]) -> list[Spot]:

@@ -71,8 +71,7 @@ class Totals(NamedTuple):
 
     handed_on: int  #: rows of sums that its products hand to the next ones
     walked: int  #: lengths of the k-tiles of its groups
-    alone: int  #: chunks that it multiplies by themselves
-    sub_blocks: int  #: all other chunks
+    sub_blocks: int  #: chunks that are not multiplied by themselves
     joined: int  #: elements of those that are joined to others of their group
 
 
@@ -223,7 +222,7 @@ class PartialProducts:
     @cached_property
     def totals(self) -> Totals:
         """What the groups of all partial products come to."""
-        handed_on, walked, alone = Counter[int](), Counter[int](), Counter[int]()
+        handed_on, walked = Counter[int](), Counter[int]()
         sub_blocks = joined = 0
         for number, partial_product in self.made.items():
             worker = number % self.workers
@@ -233,12 +232,10 @@ class PartialProducts:
                 handed_on[worker] += (len(k_tiles) - 1) * height
                 walked[worker] += length
                 joined += height * length * (len(rows) > 1)
-                if self.alone and len(rows) == 1:
-                    alone[worker] += len(k_tiles)
-                else:
+                if not self.alone or len(rows) > 1:
                     sub_blocks += len(rows) * len(k_tiles)
-        most = [max(x.values(), default=0) for x in (handed_on, walked, alone)]
-        return Totals(most[0], most[1], most[2], sub_blocks, joined)
+        most = [max(x.values(), default=0) for x in (handed_on, walked)]
+        return Totals(most[0], most[1], sub_blocks, joined)
 
     @cached_property
     def users(self) -> list[set[int]]:
