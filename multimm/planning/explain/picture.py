@@ -1,4 +1,4 @@
-"""A plan for notebooks: who has which block, and the text."""
+"""A plan for notebooks: who has which block, what memory and time are made of, and the text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from multimm.display import html
+from multimm.display.units import duration, flops, human
 from multimm.planning.explain import text
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Blocks
@@ -31,9 +32,33 @@ class Matrix(NamedTuple):
 
 
 def page(plan: MatmulPlan) -> str:
-    """The sentence that the text begins with, the picture, and all of the text on a click."""
-    figures = html.folded("All figures", text.text(plan))
-    return html.page(text.summary(plan), picture(plan), figures)
+    """All of it, below the sentence that the text begins with."""
+    budget = plan.budget_bytes
+    stay = [(name, size, human(size)) for name, size in text.named(plan.memory_terms)]
+    spill = [(f"{name} (may be spilled)", size, human(size))
+             for name, size in text.named(plan.spill_terms)]  # fmt: skip
+    rate = f"{flops(plan.flops / max(plan.seconds, 1e-12))}/s"
+    bars = [
+        html.bar(
+            f"Memory of the fullest worker: {human(plan.peak_bytes)} of {human(budget)}",
+            [*stay, *spill],
+            budget,
+        )
+    ]
+    for phases, title in (
+        (("one after another", "before and after"), f"Time: {duration(plan.seconds)}, {rate}"),
+        (("meanwhile",), "at the same time"),
+    ):
+        parts = [
+            (name, seconds, duration(seconds))
+            for phase, named in text.phases(plan)
+            if phase in phases
+            for name, seconds in named
+        ]
+        bars += [html.bar(title, parts, plan.seconds)] if parts else []
+    return html.page(
+        text.summary(plan), picture(plan), *bars, html.folded("All figures", text.text(plan))
+    )
 
 
 def picture(plan: MatmulPlan) -> str:
