@@ -17,7 +17,6 @@ import pytest
 from tornado.web import Application, RequestHandler
 
 import multimm.cluster as mc
-from multimm.cluster.dashboard import free_address
 
 #: distributed's own, which imports bokeh.
 PAGES = "distributed.dashboard.scheduler"
@@ -85,17 +84,6 @@ def test_the_dashboard_is_dasks():
         assert "/individual-task-stream" in opened(
             client.dashboard_link.replace("status", "individual-plots.json")
         )
-
-
-def test_an_address_is_kept_where_it_is_free():
-    with socket.socket() as mine:
-        mine.bind(("127.0.0.1", 0))
-        port = mine.getsockname()[1]
-        mine.listen()
-        assert free_address(f"127.0.0.1:{port}") == "127.0.0.1:0"
-    assert free_address(f"127.0.0.1:{port}") == f"127.0.0.1:{port}"
-    assert free_address("127.0.0.1:many") == "127.0.0.1:many"
-    assert free_address("127.0.0.1:70000") == "127.0.0.1:70000"
 
 
 def test_without_a_dashboard_there_is_no_link_to_one():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -60,15 +62,9 @@ def unlink(cluster: Any) -> None:
     cluster.scheduler_info.get("services", {}).pop("dashboard", None)
 
 
-def free_address(address: str) -> str:
-    """The address, with port 0, which is any, where its own is taken: Dask would warn of that."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.socket() as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind((host, int(port)))
-    except OSError:
-        return f"{host}:0"
-    except (ValueError, OverflowError):  # no number, or none of a port: Dask says so
-        pass
-    return address
+@contextmanager
+def on_any_port() -> Iterator[None]:
+    """Have Dask take another port where its own is taken, without a warning: the link names it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Port \d+ is already in use", UserWarning)
+        yield

@@ -187,7 +187,7 @@ def _started(
     missing = _missing(options)
     with main_guard.watched() as unguarded:
         try:
-            with fewer_messages(), private_scratch():
+            with fewer_messages(), private_scratch(), dashboard.on_any_port():
                 cluster = _gpu_cluster(options) if options.gpus else _cpu_cluster(options)
             _leave_lost_workers_to_their_nannies(cluster)
             if options.dashboard_address is None:
@@ -269,8 +269,6 @@ def _require_memory(options: StartOptions) -> None:
 def _common(options: StartOptions) -> dict[str, Any]:
     import dask
 
-    from multimm.cluster.dashboard import free_address
-
     return {
         # Said here for workers that are added later, too: see `private_scratch`.
         "local_directory": dask.config.get("temporary-directory"),
@@ -282,7 +280,7 @@ def _common(options: StartOptions) -> dict[str, Any]:
         "security": options.security,
         # The scheduler serves HTTP (health, metrics) in any case. The dashboard comes there when
         # it is opened.
-        "dashboard_address": free_address(options.dashboard_address or f"{LOOPBACK}:0"),
+        "dashboard_address": options.dashboard_address or f"{LOOPBACK}:0",
         "scheduler_kwargs": {"dashboard": False},
         "silence_logs": logging.ERROR,
     }
