@@ -19,10 +19,11 @@ logger = logging.getLogger(__name__)
 THREAD = "multimm-imports"
 #: Module that begins it in a worker, as Dask imports it there.
 PRELOAD = "multimm.cluster.plugins.preload_imports"
-#: What a worker needs, first what it needs first: tasks, blocks of CuPy that travel, and loops that
-#: copy blocks in host memory, which take 0.7 s to compile.
-IN_CPU_WORKERS = ("multimm.graph.warmup",)
-IN_WORKERS = (*IN_CPU_WORKERS, "distributed.protocol.cupy", "multimm.gpu.transfer.loops:loops")
+#: What runs tasks.
+TASKS = "multimm.graph.warmup"
+#: What a GPU worker needs, first what it needs first: tasks, blocks of CuPy that travel, and loops
+#: that copy blocks in host memory, which take 0.7 s to compile.
+IN_WORKERS = (TASKS, "distributed.protocol.cupy", "multimm.gpu.transfer.loops:loops")
 #: Libraries that read and write files: workers will need those that the process that starts them
 #: has imported, or will for files whose names have one of these.
 FILES = {"zarr": (".zarr",), "h5py": (".h5", ".hdf5", ".nc")}
@@ -38,6 +39,17 @@ def begin(modules: Sequence[str], *, driver: bool) -> threading.Thread:
     thread = threading.Thread(target=_run, args=(modules, driver), name=THREAD, daemon=True)
     thread.start()
     return thread
+
+
+def wait() -> None:
+    """Until nothing is imported ahead any more.
+
+    A task that is unpickled meanwhile may get a submodule of a package of which the rest is not
+    there yet: Python waits for the submodule alone.
+    """
+    for thread in threading.enumerate():
+        if thread.name == THREAD:
+            thread.join()
 
 
 def _run(modules: Sequence[str], driver: bool) -> None:

@@ -314,12 +314,14 @@ def workers_ahead(chosen: Chosen, files: Sequence[str] = ()) -> Iterator[None]:
     """
     gpus = bool(chosen.gpus)
     first = ("distributed.nanny", "dask_cuda") if gpus else ("distributed.nanny",)
-    later = imports_ahead.IN_WORKERS if gpus else imports_ahead.IN_CPU_WORKERS
-    read = [name for name in imports_ahead.FILES if name in files or name in sys.modules]
+    later: list[str] = []
+    if gpus:  # CPU workers have tasks at once: nothing may be half imported
+        read = (name for name in imports_ahead.FILES if name in files or name in sys.modules)
+        later = [*imports_ahead.IN_WORKERS, *read]
     with ExitStack() as stack:
         with nullcontext() if gpus else _blas_threads(chosen):
             count = min(chosen.workers, cores())
-            stack.enter_context(processes_ahead(count, first, (*later, *read)))
+            stack.enter_context(processes_ahead(count, first, later))
         yield
 
 

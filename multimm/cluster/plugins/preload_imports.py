@@ -8,9 +8,10 @@ what imports take.
 from __future__ import annotations
 
 import gc
+from importlib import import_module
 from typing import Any
 
-from multimm.cluster.imports_ahead import IN_WORKERS, begin
+from multimm.cluster.imports_ahead import IN_WORKERS, TASKS, begin
 
 _looks_for_garbage = gc.isenabled()
 gc.disable()
@@ -18,6 +19,10 @@ begin(IN_WORKERS, driver=True)
 
 
 def dask_setup(worker: Any) -> None:
-    """Look for garbage again, in the thread of the event loop: UCXX forbids it there at times."""
+    """Wait for what tasks need: they may come from now on.
+
+    Look for garbage again, in the thread of the event loop: UCXX forbids it there at times.
+    """
+    import_module(TASKS)
     if _looks_for_garbage:
         gc.enable()

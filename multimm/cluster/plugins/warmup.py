@@ -24,6 +24,8 @@ from urllib.parse import urlsplit
 
 from distributed import Worker, WorkerPlugin
 
+from multimm.cluster import imports_ahead
+from multimm.cluster.imports_ahead import TASKS
 from multimm.cluster.plugins.peer_memory import PeerMemory
 from multimm.gpu.worker import by_dask_cuda
 
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NAME = "multimm-warm-up"
-#: What runs tasks; imported in a thread, for that takes a second and more.
-TASKS = "multimm.graph.warmup"
 #: Bytes of the block that two workers exchange; large enough to go the way that large blocks go.
 SAMPLE_BYTES = 2**22
 #: Seconds for one exchange; a peer that needs longer is busy or gone, and is met later, if at all.
@@ -74,7 +74,7 @@ class WarmUp(WorkerPlugin):
                 task.cancel()
 
     async def finished(self) -> None:
-        """Wait until peers have been met and kernels are loaded."""
+        """Wait until peers have been met, kernels are loaded, and nothing is being imported."""
         if self._running is not None:
             await asyncio.wait([self._running])
 
@@ -87,6 +87,8 @@ class WarmUp(WorkerPlugin):
         except OSError as error:
             logger.info("no scheduler to ask for peers: %r", error)
         await compiling
+        if by_dask_cuda(worker):
+            await asyncio.to_thread(imports_ahead.wait)
         logger.info("met %d workers in %.1f s", len(self.met), time.monotonic() - started)
 
     async def _afterwards(self, worker: Worker, before: asyncio.Task[None]) -> None:
