@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Generator
 from typing import TYPE_CHECKING, Any
 
 from multimm.cluster.options import check_certificates
-from multimm.errors import ClusterError, OptionError, how_to_install
+from multimm.errors import ClusterError, OptionError, cause, how_to_install
 
 if TYPE_CHECKING:
     from distributed import Client, Security
@@ -198,7 +198,7 @@ def _reason(address: str, scheme: str, timeout: float, error: Exception) -> str:
             f"no scheduler answers at {address} within {timeout:g} s: check that it runs, the "
             "host, the port and the protocol (tcp, tls or ucxx)"
         )
-    return f"cannot use the scheduler at {address}: {error}"
+    return f"cannot use the scheduler at {address}: {cause(error)}"
 
 
 def _speaks_first(address: str) -> bool:
