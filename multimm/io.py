@@ -198,7 +198,10 @@ class Output:
         self._copied: identity.State = ()
 
     def _find(self) -> target.Target:
-        return target.find(self._named, overwrite=self.overwrite)
+        for _ in range(TRIES):
+            with suppress(FileNotFoundError):  # it is replaced while it is looked at
+                return target.find(self._named, overwrite=self.overwrite)
+        raise self._unsettled()
 
     @property
     def regular(self) -> bool:
@@ -360,7 +363,10 @@ class Output:
                 continue  # it came or went just now
             self._consolidate(found)
             return
-        raise FileFormatError(f"{self.path}: comes and goes; choose another name")
+        raise self._unsettled()
+
+    def _unsettled(self) -> FileFormatError:
+        return FileFormatError(f"{self.path}: comes and goes; choose another name")
 
     def _meanwhile(self) -> target.Target:
         """What the target is by now; an error where what is written is no longer for that."""
