@@ -63,7 +63,12 @@ def connect(
     from multimm.cluster import client as clients
 
     try:
-        client = clients.ClusterClient(address, timeout=timeout, security=security)
+        try:
+            client = clients.ClusterClient(address, timeout=timeout, security=security)
+        except AssertionError:
+            # distributed expects its answer alone. What the scheduler tells all clients, such as
+            # that one cancels tasks, may come in one message with it.
+            client = clients.ClusterClient(address, timeout=timeout, security=security)
     except Exception as error:
         # TimeoutError and OSError from sockets, ValueError for a transport that is not
         # installed, TypeError for wrong credentials: one answer for all of them.
