@@ -300,7 +300,7 @@ MEMORY = (
     Fault(
         "the worker's thread waits with a product",
         "graph/tasks/host_offload.py",
-        "        _give_up_thread()\n        return",
+        "        give_up_thread()\n        return",
         "        return",
         "multiply_beside",
     ),

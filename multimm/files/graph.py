@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from multimm.gpu.worker import by_dask_cuda
 from multimm.graph.block_task import check_shape
 from multimm.graph.layers import TaskLayer
 from multimm.graph.tasks.dtype_check import as_declared
+from multimm.graph.tasks.worker_thread import beside_other_tasks
 from multimm.planning.cost.reading import READERS
 from multimm.planning.matrix import Storage
 from multimm.shapes import auto_of_empty, chunk_count
@@ -66,24 +67,13 @@ def _threads(gpu: bool) -> int:
     return threads_beside_a_gpu(READERS) if beside else 1
 
 
-@contextmanager
-def _beside_other_tasks(matrix: StoredMatrix, threads: int) -> Iterator[None]:
+def _beside_other_tasks(matrix: StoredMatrix, threads: int) -> AbstractContextManager[None]:
     """Let the worker begin another task meanwhile, where a block has few chunks for its threads.
 
     Else cores are idle: a block has 4 to 6 chunks, say, and there are 16 threads for it.
     """
     few = 0 < len(matrix.states or ()) <= threads // 2
-    beside = few and _beside.acquire(blocking=False)
-    try:
-        if beside:
-            from distributed import secede
-
-            with suppress(ValueError):  # no worker of distributed's
-                secede()
-        yield
-    finally:
-        if beside:
-            _beside.release()
+    return beside_other_tasks(_beside) if few else nullcontext()
 
 
 def _unreadable(matrix: StoredMatrix, error: Exception) -> FileFormatError:

@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from operator import itemgetter
@@ -31,6 +31,7 @@ from multimm.graph.streams import computing, in_order, own_stream
 from multimm.graph.tasks.dtype_check import DType, as_declared
 from multimm.graph.tasks.multiply import finished, launch, multiply, stream_for
 from multimm.graph.tasks.sub_blocks import SubBlocks
+from multimm.graph.tasks.worker_thread import beside_other_tasks, give_up_thread
 from multimm.planning.cost.memory import AT_ONCE, IN_FLIGHT
 
 
@@ -179,7 +180,7 @@ def multiply_beside(*last: Block, **more: Any) -> Block:
     if (at := _device()) is None:
         return multiply(*last, **more)
     with _multiplying:  # the thread waits with one of too many
-        _give_up_thread()
+        give_up_thread()
         return _launching.submit(_multiply_next, at, *last, **more).result()
 
 
@@ -237,26 +238,9 @@ def _native(block: Block) -> Block:
     return np.asarray(plain(block), block.dtype.newbyteorder("="))
 
 
-@contextmanager
-def _beside_other_tasks() -> Iterator[None]:
+def _beside_other_tasks() -> AbstractContextManager[None]:
     """Let the worker begin another task meanwhile: one that the link to the host is nothing to."""
-    beside = _waiting.acquire(blocking=False)
-    try:
-        if beside:
-            _give_up_thread()
-        yield
-    finally:
-        if beside:
-            _waiting.release()
-
-
-def _give_up_thread() -> None:
-    """Let the worker begin another task in this one's place."""
-    from distributed import secede
-
-    # No worker of distributed's; or one that has done so already, in the same task.
-    with suppress(ValueError, KeyError):
-        secede()
+    return beside_other_tasks(_waiting)
 
 
 @cache
