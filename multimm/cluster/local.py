@@ -39,7 +39,7 @@ def local(*, gpu: bool = False) -> ClusterSpec:
     spec = ClusterSpec(
         (device,),
         SHARED_MEMORY,
-        threads=1 if gpu else _threads(),
+        threads=_threads(),
         task_overhead_s=LOCAL_TASK_OVERHEAD_S,
         call_s=LOCAL_CALL_S,
     )

@@ -84,6 +84,8 @@ class ClusterSpec:
             )
         if self.threads < 1:
             raise OptionError(f"threads={self.threads}: at least 1 is needed")
+        if self.on_gpus:
+            object.__setattr__(self, "threads", 1)
         if self.per_node < 0:
             raise OptionError(f"per_node={self.per_node}: 0 or more are needed")
 

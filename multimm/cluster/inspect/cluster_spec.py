@@ -90,8 +90,6 @@ def spec_of(workers: Mapping[str, Any], answers: Mapping[str, Answer]) -> Cluste
         for address in addresses
     )
     threads = min(worker["nthreads"] for worker in workers.values())
-    if all(device.kind == "gpu" for device in devices):
-        threads = 1
     link = _link(addresses[0], devices)
     # Sorted by address, the workers of a host follow one another.
     counts = set(neighbours.values())
