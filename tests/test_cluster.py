@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import multiprocessing
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
+from itertools import chain
 from types import ModuleType, SimpleNamespace
 
 import dask
@@ -20,7 +22,7 @@ import numpy as np
 import psutil
 import pytest
 from clusters import soon
-from distributed import Client, LocalCluster, Security
+from distributed import Client, LocalCluster, SchedulerPlugin, Security
 from distributed.comm import CommClosedError
 
 import multimm
@@ -305,6 +307,21 @@ def test_preloads_of_gpu_workers_begin_imports_and_leave_workers_alone():
         assert all(client.run(gc.isenabled).values())
 
 
+def test_whoever_waits_for_what_is_imported_ahead_has_all_of_it(tmp_path, monkeypatch):
+    (tmp_path / "imported_slowly.py").write_text("import time\ntime.sleep(0.3)\nlast = 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    imports_ahead.begin(("imported_slowly",), driver=False)
+    imports_ahead.wait()
+    assert sys.modules.pop("imported_slowly").last == 7
+
+
+def test_nothing_is_imported_beside_the_tasks_of_cpu_workers():
+    """They have tasks at once, and one could find half of a package."""
+    with mc.start(workers=1, memory_limit=GIB) as client:
+        threads = client.run(lambda: [thread.name for thread in threading.enumerate()])
+        assert imports_ahead.THREAD not in {*chain(*threads.values())}
+
+
 def test_what_cannot_be_imported_ahead_is_left_out(caplog):
     caplog.set_level("INFO", imports_ahead.__name__)
     sys.modules.pop("colorsys", None)
@@ -360,6 +377,7 @@ def test_gpu_answers_decide_over_the_host_memory_limit():
     spec = spec_of(workers, {address: Answer(H200, 1, 64 * GIB) for address in workers})
     assert spec.devices == (H200, H200)
     assert spec.threads == 1  # one task fills a GPU
+    assert Workers(gpus=2, threads=3).on_paper().threads == 1
     assert spec.link == NVLINK
     assert spec.addresses == ("ucxx://10.0.0.1:8", "ucxx://10.0.0.1:9")
 
@@ -492,6 +510,22 @@ def test_a_listener_that_is_no_scheduler_does_not_hang(caplog):
 def test_connect_refuses(arguments, message):
     with pytest.raises(OptionError, match=message):
         mc.connect(**arguments)
+
+
+def test_a_client_connects_while_another_one_cancels():
+    class Cancels(SchedulerPlugin):
+        """As the first client connects, all are told that something is cancelled."""
+
+        def add_client(self, scheduler, client):
+            told = {"op": "cancelled-keys", "keys": []}
+            asyncio.get_running_loop().call_soon(scheduler.report, told)
+            scheduler.remove_plugin(name="cancels")
+
+    with LocalCluster(n_workers=1, processes=False, protocol="tcp", dashboard_address=":0") as own:
+        own.scheduler.add_plugin(Cancels(), name="cancels")
+        with mc.connect(own.scheduler_address) as client:
+            assert client.submit(lambda: 42).result() == 42
+        assert "cancels" not in own.scheduler.plugins
 
 
 def test_tls_from_start_to_connect():
