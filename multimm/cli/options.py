@@ -187,7 +187,7 @@ class Workers:
         from multimm.cluster.inspect.devices import PROCESS_BYTES, cpu_device
         from multimm.cluster.options import check, choose, cores
         from multimm.planning.devices import H200, LOCAL_TCP, NVLINK
-        from multimm.planning.hardware import ClusterSpec
+        from multimm.planning.hardware import ClusterSpec, at_once
 
         threads = 1 if self.threads is None else self.threads
         if self.workers is None and self.gpus != 0:
@@ -196,7 +196,7 @@ class Workers:
             if self.gpus is not None and self.gpus < 0:
                 raise OptionError(f"--gpus {self.gpus}: at least 0 is needed; 0 for CPU workers")
             return ClusterSpec.homogeneous(
-                H200, 1 if self.gpus is None else self.gpus, NVLINK, threads
+                H200, 1 if self.gpus is None else self.gpus, NVLINK, at_once((H200,), threads)
             )
         decided = check(choose(self.gpus, self.workers, threads), self.memory_limit)
         each = max(1, cores() // decided.workers)

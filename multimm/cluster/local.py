@@ -7,7 +7,7 @@ import resource
 from multimm.cluster.calibration import store
 from multimm.cluster.inspect.devices import cpu_device, current_gpu
 from multimm.planning.devices import SHARED_MEMORY, DeviceSpec
-from multimm.planning.hardware import ClusterSpec
+from multimm.planning.hardware import ClusterSpec, at_once
 
 #: Scheduler time per task within one process: 0.05 to 0.2 ms in products of 640 and 4608 tasks
 #: of 8 x 8 blocks on two cores, where distributed takes 0.5 (`ClusterSpec.task_overhead_s`).
@@ -39,7 +39,7 @@ def local(*, gpu: bool = False) -> ClusterSpec:
     spec = ClusterSpec(
         (device,),
         SHARED_MEMORY,
-        threads=_threads(),
+        threads=at_once((device,), _threads()),
         task_overhead_s=LOCAL_TASK_OVERHEAD_S,
         call_s=LOCAL_CALL_S,
     )

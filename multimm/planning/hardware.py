@@ -26,6 +26,11 @@ def call_seconds(workers: int) -> float:
     return CALL_S if workers > 1 else LONE_CALL_S
 
 
+def at_once(devices: Sequence[DeviceSpec], threads: int) -> int:
+    """Block products that a worker of so many threads computes at a time: on GPUs one fills it."""
+    return 1 if all(device.kind == "gpu" for device in devices) else threads
+
+
 def _check_count(workers: int) -> None:
     if workers > MOST_WORKERS:
         raise OptionError(f"{workers} workers: at most {MOST_WORKERS} are planned for; give fewer")
@@ -44,8 +49,7 @@ class ClusterSpec:
     addresses : tuple of str
         The workers' addresses, in the order of `devices`; empty for a cluster on paper.
     threads : int
-        Block products that one worker runs at the same time; on GPUs one, whatever threads
-        there are.
+        Block products that one worker runs at the same time (`at_once`).
     task_overhead_s : float
         Scheduler time per task, seconds (0.5 ms of the scheduler's and the client's processor
         in a product of 4096 tasks; threads of one process need less).
@@ -84,8 +88,6 @@ class ClusterSpec:
             )
         if self.threads < 1:
             raise OptionError(f"threads={self.threads}: at least 1 is needed")
-        if self.on_gpus:
-            object.__setattr__(self, "threads", 1)
         if self.per_node < 0:
             raise OptionError(f"per_node={self.per_node}: 0 or more are needed")
 

@@ -21,7 +21,7 @@ from multimm.planning.devices import (
     Link,
     between_nodes,
 )
-from multimm.planning.hardware import ClusterSpec, call_seconds
+from multimm.planning.hardware import ClusterSpec, at_once, call_seconds
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -89,7 +89,7 @@ def spec_of(workers: Mapping[str, Any], answers: Mapping[str, Answer]) -> Cluste
         _device(address, workers[address], answers.get(address), neighbours)
         for address in addresses
     )
-    threads = min(worker["nthreads"] for worker in workers.values())
+    threads = at_once(devices, min(worker["nthreads"] for worker in workers.values()))
     link = _link(addresses[0], devices)
     # Sorted by address, the workers of a host follow one another.
     counts = set(neighbours.values())
