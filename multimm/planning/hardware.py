@@ -28,7 +28,7 @@ def call_seconds(workers: int) -> float:
 
 def at_once(devices: Sequence[DeviceSpec], threads: int) -> int:
     """Block products that a worker of so many threads computes at a time: on GPUs one fills it."""
-    return 1 if all(device.kind == "gpu" for device in devices) else threads
+    return min(1, threads) if all(x.kind == "gpu" for x in devices) else threads
 
 
 def _check_count(workers: int) -> None:
