@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import weakref
@@ -11,7 +12,7 @@ from itertools import permutations
 
 import dask
 import pytest
-from clusters import forked
+from clusters import forked, soon
 from distributed import LocalCluster
 
 import multimm.cluster as mc
@@ -103,6 +104,17 @@ def test_what_the_user_has_frozen_stays_frozen_and_nothing_else_is(tmp_path):
     command = [sys.executable, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_workers_exempt_what_they_have_imported_though_something_is_exempt_already(
+    monkeypatch, tmp_path
+):
+    """As in Python 3.12 and later, which exempts some of its own objects as it starts."""
+    (tmp_path / "sitecustomize.py").write_text("import gc\n\ngc.freeze()\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with mc.start(workers=1, memory_limit=GIB) as client:
+        exempt = lambda: (gc.get_freeze_count(), len(gc.get_objects()))  # noqa: E731
+        soon(lambda: all(kept > 5 * rest for kept, rest in client.run(exempt).values()))
 
 
 def test_thresholds_come_back_where_the_cluster_is_closed_and_not_the_client():
