@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from multimm_benchmarks.sweep_cases import KINDS, SIZES, Product, Sizes, chosen,
 COUNTS = (1, 2, 4, 8)
 #: Timed runs of a case, in full and quick.
 REPEATS, QUICK_REPEATS = 5, 3
+#: Cases of a system that a quick sweep keeps time for: with fewer nobody knows what the other says.
+FIRST_CASES = 2
 #: Bytes that must be free where records and logs are written; they take some MB.
 DISK = 200_000_000
 
@@ -140,6 +143,7 @@ class Item:
     precision: str
     repeats: int
     absent: str = ""
+    first: bool = True  #: among those for which a quick sweep keeps time
 
     @property
     def key(self) -> tuple[str, str, int, str]:
@@ -149,7 +153,10 @@ class Item:
     @property
     def group(self) -> tuple[str, int]:
         """Items with the same share a process group."""
-        return self.system, self.machine.workers
+        one = system(self.system)
+        if not self.machine.quick:
+            return self.system, self.machine.workers
+        return one.family or self.system, self.machine.workers if one.restarts else 0
 
 
 def key_of(record: Record) -> tuple[str, str, int, str]:
@@ -160,9 +167,8 @@ def key_of(record: Record) -> tuple[str, str, int, str]:
 def agenda(asked: Asked) -> list[Item]:
     """Return all measurements, in their order: multimm first, then its peers, for each count.
 
-    A quick sweep, which may not come to the last ones, has one system after the other in place of
-    one count after the other, and of each one precision after the other; of peers small products
-    before large ones. It leaves out what nothing is compared with.
+    A quick sweep may not come to the last ones: see `_by_turns`. It leaves out what nothing is
+    compared with.
 
     Raises
     ------
@@ -175,7 +181,7 @@ def agenda(asked: Asked) -> list[Item]:
     order = [(name, count) for count in asked.counts for name in names]
     found = [item for name, count in order for item in _items(asked, name, count)]
     if asked.quick:
-        found.sort(key=lambda item: _soon(asked, names, item))
+        found = _by_turns(asked, names, found)
     ours = [item for item in found if item.system == "multimm"]
     if all(item.absent for item in ours):
         reasons = "; ".join(dict.fromkeys(f"{i.product.name} {i.absent}" for i in ours))
@@ -184,11 +190,51 @@ def agenda(asked: Asked) -> list[Item]:
     return found
 
 
-def _soon(asked: Asked, names: Sequence[str], item: Item) -> tuple[int, int, int]:
-    """The order of a quick sweep."""
-    ours = item.system == "multimm"
-    precision = asked.precisions.index(item.precision) if ours else 0
-    return names.index(item.system), precision, 0 if ours else item.product.flops
+def _by_turns(asked: Asked, names: Sequence[str], found: Iterable[Item]) -> list[Item]:
+    """The order of a quick sweep: one process group after the other.
+
+    In each: two cases of each system, worker count and precision, and the steady one; then all
+    others. Most workers come first, small products before large ones, and cases that nothing is
+    compared with last. All systems of a group measure a case before any begins the next.
+    """
+    compared = {(one.product.name, one.precision) for one in found
+                if not one.absent and one.system != "multimm"}  # fmt: skip
+
+    def place(one: Item) -> tuple[bool, bool, int, str]:
+        steady = one.product.kind == "steady"
+        alone = not steady and (one.product.name, one.precision) not in compared
+        return alone, steady or bool(one.product.chunk), one.product.flops, one.product.name
+
+    seen: Counter[tuple[str, int, str]] = Counter()
+    ranked = []
+    for one in sorted(found, key=place):
+        series = one.system, one.machine.workers, one.precision
+        steady = one.product.kind == "steady"
+        ranked.append(replace(one, first=steady or seen[series] < FIRST_CASES))
+        seen[series] += not (steady or one.absent)
+    families = list(
+        dict.fromkeys(
+            one.group[0] for one in sorted(ranked, key=lambda one: names.index(one.system))
+        )
+    )
+    return sorted(
+        ranked,
+        key=lambda one: (
+            families.index(one.group[0]),
+            -one.group[1],
+            not one.first,
+            -one.machine.workers,
+            place(one),
+            names.index(one.system),
+            one.precision,
+        ),
+    )
+
+
+def kept_seconds(items: Sequence[Item]) -> float:
+    """Return what a quick sweep keeps for a process group: its start, and its first cases."""
+    starts = max((system(item.system).ready_s for item in items), default=0.0)
+    return starts + sum(system(item.system).case_s for item in items if item.first)
 
 
 def _items(asked: Asked, name: str, count: int) -> Iterator[Item]:

@@ -10,9 +10,6 @@ from collections.abc import Callable
 #: group has up to 5 s to end (`group.SETTLE`), the command's own start and the table
 #: take 2 s, and a GPU's driver some to let go of its memory.
 QUICK_SECONDS = 110.0
-#: Of these, what each system still to come is left, as far as that is there for all of them: its
-#: start, which takes some 10 s on GPUs, and two cases.
-RESERVED_SECONDS = 12.0
 #: Why a case has no figure that a quick sweep did not come to, and the one that it broke off.
 TIME_IS_UP = "a quick sweep ends after two minutes"
 NOT_BEGUN, BROKEN_OFF = f"not begun: {TIME_IS_UP}", f"broken off: {TIME_IS_UP}"
@@ -44,7 +41,10 @@ class Limit:
         """Seconds that remain; 0 when time is up."""
         return max(0.0, self._seconds - self.passed)
 
-    def before(self, others: int) -> Limit:
-        """The limit of what runs now, if so many others are to have their time afterwards."""
-        kept = min(others * RESERVED_SECONDS, self.left * others / (others + 1)) if others else 0.0
-        return Limit(self.left - kept, self._clock)
+    def before(self, others: float, own: float) -> Limit:
+        """The limit of what runs now, where others need so many seconds, and it needs `own`.
+
+        What is not there for all of them is missing from each in proportion.
+        """
+        needed = max(others + own, 1e-9)
+        return Limit(self.left - min(others, self.left * others / needed), self._clock)

@@ -17,12 +17,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from multimm.cluster.inspect.devices import visible_gpus
 from multimm_benchmarks import records
-from multimm_benchmarks.agenda import Asked, Item, agenda, check_disk, groups, key_of
+from multimm_benchmarks.agenda import Asked, Item, agenda, check_disk, groups, kept_seconds, key_of
 from multimm_benchmarks.group import Group, GroupError, Message, OutOfTimeError
 from multimm_benchmarks.harness import WrongResultError
 from multimm_benchmarks.limit import BROKEN_OFF, NOT_BEGUN, QUICK_SECONDS, Limit
 from multimm_benchmarks.machine import described
-from multimm_benchmarks.peers.__main__ import job
+from multimm_benchmarks.peers.__main__ import Work, job
 from multimm_benchmarks.records import Record
 from multimm_benchmarks.report.runs import SCALING
 from multimm_benchmarks.sweep_records import line, record_of, unmeasured
@@ -68,12 +68,14 @@ class Sweep:
                     self._add(item, "absent", item.absent)
             waiting = list(groups(item for item in self.left if not item.absent))
             # Each has its turn, and who did not come to all of its cases another one.
+            needed = [kept_seconds(items) for items in waiting]
             waiting = [
-                self._turn(items, self._limit.before(len(waiting) - number))
-                for number, items in enumerate(waiting, 1)
+                self._turn(items, self._limit.before(sum(needed[at + 1 :]), needed[at]))
+                for at, items in enumerate(waiting)
             ]
             for items in waiting:
-                for item in self._turn(items, self._limit):
+                enough = self._limit.left > kept_seconds(items[:1])
+                for item in self._turn(items, self._limit) if enough else items:
                     self._add(item, "absent", NOT_BEGUN)
 
     def _turn(self, items: list[Item], limit: Limit) -> list[Item]:
@@ -85,21 +87,23 @@ class Sweep:
 
     def _group(self, items: list[Item], limit: Limit) -> list[Item]:
         """Measure in one process group, and return what it did not come to."""
-        first, waiting, opened, failed = items[0], list(items), False, False
-        name, workers = first.group
-        work = [(item.product, item.precision, item.repeats) for item in items]
+        waiting, opened, failed = list(items), set(), False
+        name, workers = items[0].group
         log = self._logs / f"{name.replace(' ', '-')}-{workers}.log"
         self._begun = self._limit.passed
+        work = [Work(i.system, i.machine, i.product, i.precision, i.repeats) for i in items]
         try:
-            with Group(job(name, first.machine, work), log, _devices(first), limit) as group:
+            with Group(job(work), log, _devices(items), limit) as group:
                 for message in group.messages():
-                    opened = opened or "opened" in message
+                    if "opened" in message:
+                        opened.add(_system(items[message["opened"]]))
                     if ended := self._heard(items, message):
                         waiting.remove(ended)
                         failed = "done" not in message
             reason = "its process ended early"
         except OutOfTimeError:
-            begun = [] if failed else waiting[:1]
+            over = not failed and not self._limit.left  # otherwise it may have another turn
+            begun = waiting[:1] if over else []
             for item in begun:
                 self._add(item, "absent", BROKEN_OFF)
             return waiting[len(begun) :]
@@ -107,9 +111,12 @@ class Sweep:
             reason = str(error)
         if failed:
             return waiting
-        for item in waiting[:1] if opened else waiting:
+        lost = waiting[:1]
+        if lost and _system(lost[0]) not in opened:
+            lost = [item for item in waiting if _system(item) == _system(lost[0])]
+        for item in lost:
             self._add(item, "failed", reason)
-        return waiting[1:] if opened else []
+        return [item for item in waiting if item not in lost]
 
     def _heard(self, items: list[Item], message: Message) -> Item | None:
         """Keep what a message says; return the item that it ends."""
@@ -117,9 +124,9 @@ class Sweep:
             self._runs += 1
             self._advance(1)
         if "opened" in message and not self._console.is_terminal:
-            since = self._limit.passed - self._begun
-            self._say(f"{message['opened']}, {items[0].machine.workers} x "
-                      f"{items[0].machine.device}: ready after {since:.1f} s")  # fmt: skip
+            since, one = self._limit.passed - self._begun, items[message["opened"]]
+            self._say(f"{one.system}, {one.machine.workers} x {one.machine.device}: "
+                      f"ready {since:.1f} s after its process began")  # fmt: skip
         for word in ("done", "failed", "wrong"):
             if word in message:
                 item = items[message[word]]
@@ -144,7 +151,7 @@ class Sweep:
         if not item.absent:
             self._advance(item.repeats + 1 - self._runs)  # those that it did without
             self._runs = 0
-        if not self._console.is_terminal or status == "failed":
+        if status == "failed" or not (item.absent or self._console.is_terminal):
             self._say(line(record))
 
     def _say(self, text: str) -> None:
@@ -164,11 +171,17 @@ class Sweep:
             yield
 
 
-def _devices(item: Item) -> str:
+def _system(item: Item) -> tuple[str, int]:
+    """What is opened once in a process group."""
+    return item.system, item.machine.workers
+
+
+def _devices(items: Sequence[Item]) -> str:
     """CUDA_VISIBLE_DEVICES of a group: no more GPUs than it is to use."""
-    if item.machine.device == "cpu":
+    if items[0].machine.device == "cpu":
         return ""
-    return ",".join(gpu.ident for gpu in visible_gpus()[: item.machine.workers])
+    most = max(item.machine.workers for item in items)
+    return ",".join(gpu.ident for gpu in visible_gpus()[:most])
 
 
 def sweep(

@@ -12,6 +12,7 @@ from clusters import forked
 
 from multimm_benchmarks.harness import WrongResultError
 from multimm_benchmarks.peers import system
+from multimm_benchmarks.peers.__main__ import Work, job, run
 from multimm_benchmarks.peers.base import Machine, System, crossing, measure, normal
 from multimm_benchmarks.peers.on_dask import OnDask, RunError, elements
 from multimm_benchmarks.sweep_cases import Product
@@ -201,3 +202,18 @@ def test_elements_are_taken_out_of_blocks_one_task_each():
 
 
 # A group from within
+
+
+def test_systems_of_a_group_share_their_workers(monkeypatch):
+    started, real = [], OnDask.started
+    monkeypatch.setattr(OnDask, "started", lambda one: started.append(one) or real(one))
+    work = [Work(name, CPU, product, "float32", 1) for product in (SQUARE, GRAM)
+            for name in ("multimm", "dask.array")]  # fmt: skip
+    said = []
+    with forked():
+        run(job(work), said.append)
+    assert len(started) == 1
+    assert [m["opened"] for m in said if "opened" in m] == [0, 1]
+    done = {m["done"]: m["config"].partition(" ")[0] for m in said if "done" in m}
+    assert done == {0: "multimm.matmul,", 1: "dask.array.matmul",
+                    2: "multimm.matmul,", 3: "dask.array.matmul"}  # fmt: skip

@@ -7,7 +7,9 @@ import json
 import math
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from multimm_benchmarks.group import Group, GroupError, OutOfTimeError
 from multimm_benchmarks.harness import WrongResultError
 from multimm_benchmarks.limit import Limit
 from multimm_benchmarks.peers import SYSTEMS
-from multimm_benchmarks.peers.base import Machine
+from multimm_benchmarks.peers.base import Machine, System
 from multimm_benchmarks.sweep_cases import KINDS, Product
 from multimm_benchmarks.sweep_records import record_of
 
@@ -170,11 +172,11 @@ def done(number, seconds=(2.0, 1.0, 4.0), **more):
     return {"done": number, "config": "c", "seconds": list(seconds), "errors": errors, **more}
 
 
-OPENED = {"opened": "x"}
+OPENED = {"opened": 0}
 
 
-def item(name, system="multimm", absent="", kind="strong"):
-    return Item(system, CPU, Product(kind, name, 8, 8, 8, "strong"), "float32", 3, absent)
+def item(name, system="multimm", absent="", kind="strong", machine=CPU):
+    return Item(system, machine, Product(kind, name, 8, 8, 8, "strong"), "float32", 3, absent)
 
 
 def quiet():
@@ -205,7 +207,7 @@ def test_a_failed_case_and_a_dead_group_are_recorded_and_the_rest_goes_on(monkey
     status = {r["case"]: (r["detail"]["status"], r["detail"]["reason"]) for r in found}
     assert status == {"four": ("absent", "no room"), "one": ("failed", "E: x"),
                       "two": ("failed", "it died"), "three": ("done", "")}  # fmt: skip
-    names = [[work[0]["name"] for work in job["work"]] for job, _ in script.jobs]
+    names = [[work["product"]["name"] for work in job] for job, _ in script.jobs]
     assert names == [["one", "two", "three"], ["two", "three"], ["three"]]
     assert script.jobs[0][1] == ""  # CPU workers see no GPU
     loaded = {r["case"]: r for r in records.load(path)}
@@ -237,7 +239,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(monkeypatch, tmp_path):
         file.write('{"case": "tw')  # the line that was being written
     found, path, script, text = swept(monkeypatch, tmp_path, items, [OPENED, done(0, [5.0])])
     assert len(script.jobs) == 1
-    assert [work[0]["name"] for work in script.jobs[0][0]["work"]] == ["two"]
+    assert [work["product"]["name"] for work in script.jobs[0][0]] == ["two"]
     assert sorted(r["case"] for r in found) == ["one", "three", "two"]
     assert "to measure: 1 of 3, on 2 workers; 2 are there from before" in text
     assert len(records.load(path)) == 3
@@ -283,47 +285,124 @@ def test_a_quick_sweep_ends_when_its_time_is_up(monkeypatch, tmp_path):
     assert not (tmp_path / unfinished.NAME).exists()
 
 
+QUICK = replace(CPU, quick=True)
+
+
 def test_in_a_quick_sweep_each_system_has_its_turn_and_then_another(monkeypatch, tmp_path):
     clock = Clock()
-    items = [item("one"), item("two"), item("three"), item("one", "numpy"), item("one", "cupy")]
-    first = [OPENED, done(0), clock.at(40.0 - 2 * 12.0), OutOfTimeError()]  # two have 12 s each
-    numpy = [OPENED, clock.at(17.0), done(0)]
-    cupy = [OPENED, clock.at(18.0), done(0)]
-    again = [OPENED, clock.at(30.0), done(0)]
-    limit = Limit(40.0, clock)
-    found, _, script, _ = swept(
-        monkeypatch, tmp_path, items, first, numpy, cupy, again, limit=limit
-    )
-    ran = [(job["system"], [work[0]["name"] for work in job["work"]]) for job, _ in script.jobs]
-    assert ran == [("multimm", ["one", "two", "three"]), ("numpy", ["one"]), ("cupy", ["one"]),
-                   ("multimm", ["three"])]  # fmt: skip
+    peers = ("numpy", "cupy", "jax highest")
+    items = [item("one"), item("two"), item("three"), *(item("one", peer) for peer in peers)]
+    kept = sum(agenda.kept_seconds([item("one", peer)]) for peer in peers)
+    first = [OPENED, done(0), clock.at(60.0 - kept), OutOfTimeError()]
+    quick = [[OPENED, clock.at(60.0 - kept + at), done(0)] for at in (1, 2, 3)]
+    again = [OPENED, done(0), clock.at(60.0), OutOfTimeError()]
+    limit = Limit(60.0, clock)
+    found, _, script, _ = swept(monkeypatch, tmp_path, items, first, *quick, again, limit=limit)
+    ran = [(job[0]["system"], [work["product"]["name"] for work in job]) for job, _ in script.jobs]
+    assert ran == [("multimm", ["one", "two", "three"]), *((peer, ["one"]) for peer in peers),
+                   ("multimm", ["two", "three"])]  # fmt: skip
     status = {(r["case"], r["system"]): r["detail"]["reason"] for r in found}
     assert {case: reason for case, reason in status.items() if reason} == {
-        ("two", "multimm"): f"broken off: {LATE}"
+        ("three", "multimm"): f"broken off: {LATE}"
     }
-    assert len(status) == 5
+    assert len(status) == 6
 
 
-@pytest.mark.parametrize(("passed", "others", "left"), [
-    (0.0, 6, 38.0), (0.0, 0, 110.0), (50.0, 5, 10.0), (110.0, 2, 0.0),
+def test_nothing_is_started_anew_for_the_last_seconds(monkeypatch, tmp_path):
+    clock = Clock()
+    items = [item("one"), item("two")]
+    first = [OPENED, done(0), clock.at(31.0), GroupError("it died")]
+    limit = Limit(40.0, clock)
+    monkeypatch.setattr(limit, "before", lambda others, own: Limit(30.0, clock))
+    items.append(item("three"))
+    found, _, script, _ = swept(monkeypatch, tmp_path, items, first, limit=limit)
+    assert len(script.jobs) == 1  # 9 s are left, and its workers take as long to start
+    assert [r["detail"]["reason"] for r in found] == ["", "it died", f"not begun: {LATE}"]
+
+
+def test_what_several_systems_share_is_started_once(monkeypatch, tmp_path):
+    items = [item(case, system, machine=QUICK) for case in ("one", "two")
+             for system in ("multimm", "dask.array", "numpy")]  # fmt: skip
+    dask = [OPENED, done(0), {"opened": 1}, done(1), done(2), done(3)]
+    found, _, script, text = swept(monkeypatch, tmp_path, items, dask, [OPENED, done(0), done(1)])
+    ran = [[(work["system"], work["product"]["name"]) for work in job] for job, _ in script.jobs]
+    assert ran == [
+        [("multimm", "one"), ("dask.array", "one"), ("multimm", "two"), ("dask.array", "two")],
+        [("numpy", "one"), ("numpy", "two")],
+    ]
+    assert {r["detail"]["status"] for r in found} == {"done"}
+    assert "dask.array, 2 x cpu: ready" in text
+
+
+def test_a_system_that_cannot_be_opened_takes_its_own_cases_along(monkeypatch, tmp_path):
+    items = [item(case, system, machine=QUICK) for case in ("one", "two")
+             for system in ("multimm", "dask.array")]  # fmt: skip
+    found, *_ = swept(
+        monkeypatch, tmp_path, items,
+        [OPENED, done(0), GroupError("no workers")], [OPENED, done(0)],
+    )  # fmt: skip
+    assert [(r["system"], r["case"], r["detail"]["reason"]) for r in found] == [
+        ("multimm", "one", ""), ("dask.array", "one", "no workers"),
+        ("multimm", "two", ""), ("dask.array", "two", "no workers"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("passed", "others", "own", "left"), [
+    (0.0, 72.0, 20.0, 38.0), (0.0, 0.0, 20.0, 110.0), (50.0, 75.0, 15.0, 10.0),
+    (110.0, 20.0, 10.0, 0.0), (0.0, 0.0, 0.0, 110.0),
 ])  # fmt: skip
-def test_what_the_others_of_a_quick_sweep_are_left(passed, others, left):
+def test_what_the_others_of_a_quick_sweep_are_left(passed, others, own, left):
     clock = Clock()
     limit = Limit(110.0, clock)
     clock.now = passed
-    assert limit.before(others).left == pytest.approx(left)
-    assert Limit().before(others).left == math.inf
+    assert limit.before(others, own).left == pytest.approx(left)
+    assert Limit().before(others, own).left == math.inf
 
 
-def test_a_quick_sweep_has_small_products_of_peers_first_and_one_precision_after_the_other():
-    asked = replace(ask(workers="2", quick=True), precisions=("float32", "tf32"))
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """A machine on paper, with all peers."""
+    missing = classmethod(lambda cls, device: "" if device in cls.needs else "no")
+    monkeypatch.setattr(System, "missing", missing)
+    gpu = SimpleNamespace(memory_bytes=80 * GB, ident="0")
+    monkeypatch.setattr(agenda, "visible_gpus", lambda: (gpu, gpu))
+    monkeypatch.setattr(agenda, "cores", lambda: 32)
+    memory = SimpleNamespace(available=200 * GB, total=256 * GB)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("gpus", ["1", "2", "1,2"])
+def test_a_quick_sweep_has_the_same_two_cases_of_every_peer_and_of_multimm_first(gpus):
+    asked = ask(gpus=gpus, quick=True)
     found = [item for item in agenda.agenda(asked) if not item.absent]
-    ours = [item.precision for item in found if item.system == "multimm"]
-    assert ours == sorted(ours)
-    flops = [item.product.flops for item in found if item.system == "dask.array"]
-    assert flops == sorted(flops)
-    systems = [item.system for item in found]
-    assert systems == sorted(systems, key=list(SYSTEMS).index)
+    series, kept = {}, Counter()
+    for one in found:
+        key = one.system, one.machine.workers, one.precision
+        series.setdefault(key, []).append(one.product.name)
+        kept[key] += one.first
+    kept["multimm", max(asked.counts), "float32"] -= 1  # the steady one
+    assert set(kept.values()) == {agenda.FIRST_CASES}
+    assert {system for system, *_ in series} == set(SYSTEMS)
+    for (system, workers, precision), cases in series.items():
+        ours = series["multimm", workers if workers in asked.counts else max(asked.counts),
+                      precision]  # fmt: skip
+        # NumPy and CuPy have no weak square where one worker is not asked for.
+        assert set(cases[: agenda.FIRST_CASES]) <= set(ours[: agenda.FIRST_CASES + 3]), system
+    groups = [list({one.group: None for one in group}) for group in agenda.groups(found)]
+    assert groups == [[("dask", count)] for count in sorted(asked.counts, reverse=True)] + [
+        [("cupy", 0)], [("cublasxt", 0)], [("jax", 0)], [("numpy", 0)]
+    ]  # fmt: skip
+    in_full = agenda.agenda(replace(asked, quick=False))
+    assert all(one.group == (one.system, one.machine.workers) for one in in_full)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_of_a_quick_sweep_cases_without_a_peer_come_last():
+    for together in agenda.groups(agenda.agenda(ask(gpus="2", quick=True, peers="dask.array"))):
+        precisions = [item.precision for item in together if not item.first and not item.absent]
+        assert precisions == sorted(precisions)
+    assert precisions.count("tf32") == 4
 
 
 def test_a_system_that_is_absent_for_one_reason_has_one_row():

@@ -2,10 +2,10 @@
 
 The first line of stdin is a job, messages leave through stdout, one JSON object a line:
 
-    {"opened": system}   {"step": case}   {"done": case, ...what `base.measure` returns}
+    {"opened": case}   {"step": case}   {"done": case, ...what `base.measure` returns}
     {"failed": case, "reason": text}   {"wrong": case, "reason": text}
 
-where a case is its place in the job.
+where a case is its place in the job. A system is opened before its first case.
 
 stdin stays open as long as the sweep lives. When it ends, so does the whole group: nothing keeps a
 GPU or its memory.
@@ -19,9 +19,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from multimm.gpu.kernel_selection import Precision
 from multimm_benchmarks.harness import WrongResultError
@@ -32,35 +33,57 @@ from multimm_benchmarks.sweep_cases import Product
 Say = Callable[[dict[str, Any]], None]
 
 
-def job(name: str, machine: Machine, work: list[tuple[Product, str, int]]) -> str:
-    """Return the line that starts a group; `work` is product, precision and repeats."""
-    cases = [[asdict(product), precision, repeats] for product, precision, repeats in work]
-    return json.dumps({"system": name, "machine": asdict(machine), "work": cases})
+class Work(NamedTuple):
+    """A case of a group."""
+
+    system: str
+    machine: Machine
+    product: Product
+    precision: str
+    repeats: int
+
+
+def job(work: Sequence[Work]) -> str:
+    """Return the line that starts a group."""
+    return json.dumps(
+        [
+            {**one._asdict(), "machine": asdict(one.machine), "product": asdict(one.product)}
+            for one in work
+        ]
+    )
 
 
 def run(line: str, say: Say) -> None:
     """Do a job, saying what happens."""
-    given = json.loads(line)
-    one = system(given["system"])(Machine(**given["machine"]))
-    with one.opened():
-        say({"opened": given["system"]})
-        for number, (product, precision, repeats) in enumerate(given["work"]):
-            if not _measured(one, Product(**product), precision, repeats, number, say):
+    opened: dict[tuple[str, int], System] = {}
+    with ExitStack() as stack:
+        for number, given in enumerate(json.loads(line)):
+            work = _work(**given)
+            key = work.system, work.machine.workers
+            if key not in opened:
+                one = system(work.system)(work.machine)
+                stack.enter_context(one.opened(tuple(opened.values())))
+                opened[key] = one
+                say({"opened": number})
+            if not _measured(opened[key], work, number, say):
                 return  # what it left behind must not spoil the next: a new group goes on
 
 
-def _measured(
-    one: System, product: Product, precision: Precision, repeats: int, number: int, say: Say
-) -> bool:
+def _work(machine: dict[str, Any], product: dict[str, Any], **more: Any) -> Work:
+    return Work(machine=Machine(**machine), product=Product(**product), **more)
+
+
+def _measured(one: System, work: Work, number: int, say: Say) -> bool:
     """Whether all is well."""
     try:
-        done = measure(one, product, precision, repeats, lambda: say({"step": number}))
+        precision = cast("Precision", work.precision)
+        done = measure(one, work.product, precision, work.repeats, lambda: say({"step": number}))
         say({"done": number, "config": one.config, **done})
         return True
     except WrongResultError as error:
         say({"wrong": number, "reason": str(error)})
     except Exception as error:  # each system fails in ways of its own
-        logging.getLogger(__name__).exception("%s failed", product.name)
+        logging.getLogger(__name__).exception("%s failed", work.product.name)
         text = " ".join(f"{type(error).__name__}: {error}".split())
         say({"failed": number, "reason": text[:300]})
     return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,6 +68,13 @@ class System:
     hosts: ClassVar[bool] = False
     #: Whether the first run of a product prepares those that follow.
     warms_up: ClassVar[bool] = True
+    #: A quick sweep measures systems of one family in one process, which starts once. Empty: alone.
+    family: ClassVar[str] = ""
+    #: Whether each number of workers has to be started anew.
+    restarts: ClassVar[bool] = False
+    #: Seconds on GPUs, what a quick sweep keeps for it: until it is ready, and for a small case.
+    ready_s: ClassVar[float] = 3.0
+    case_s: ClassVar[float] = 2.0
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -99,8 +106,8 @@ class System:
         return f"needs {need / 1e9:.3g} GB of {where}, of which {have / 1e9:.3g} GB may be used"
 
     @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Start what it needs, and take it down again."""
+    def opened(self, others: Sequence[System] = ()) -> Iterator[None]:
+        """Start what it needs, and take it down again; `others` are open in this process."""
         yield
 
     @property

@@ -21,6 +21,8 @@ class CublasXt(NumpyMatmul):
     """The library that NVIDIA has for products larger than a GPU's memory."""
 
     needs: ClassVar = {"gpu": ("cupy",)}
+    family = "cublasxt"
+    ready_s, case_s = 3.0, 4.0
     longest = 5.0  # operands and result pass through the host's links: 4.4 to 6.6 on H200s
     runs_on = None
     spreads = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -20,6 +20,8 @@ class JaxHighest(System):
     """jax.lax.Precision.HIGHEST: float32 products."""
 
     needs: ClassVar = {"cpu": ("jax",), "gpu": ("jax",)}
+    family = "jax"
+    ready_s, case_s = 8.0, 4.0
     longest = 25.0  # XLA tries cuBLAS's algorithms on the sizes themselves: 20 to 35 on H200s
     precision = "HIGHEST"
 
@@ -38,8 +40,8 @@ class JaxHighest(System):
         )
 
     @contextmanager
-    def opened(self) -> Iterator[None]:
-        count = self.machine.workers
+    def opened(self, others: Sequence[System] = ()) -> Iterator[None]:
+        count = self.machine.workers  # the first one opened in a process has the most
         if self.machine.device == "cpu":  # before JAX is imported
             os.environ["JAX_PLATFORMS"] = "cpu"
             os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={count}"
@@ -74,9 +76,8 @@ class JaxHighest(System):
         return self._product(len(operands) == 1)(*operands).block_until_ready()
 
     def sample(self, operands: Any, result: Array, at: Sample) -> tuple[Array, Array, Array]:
-        a, b = operands[0], operands[-1]
-        left = a[:, at.rows].T if len(operands) == 1 else a[at.rows]
-        parts = (left, b[:, at.columns], result[at.rows][:, at.columns])
+        taken = self._taken(len(operands) == 1)
+        parts = taken(operands[0], operands[-1], result, at.rows, at.columns)
         left, right, found = (np.asarray(part) for part in parts)
         return left, right, found
 
@@ -93,6 +94,17 @@ class JaxHighest(System):
             return jax.random.normal(key, (rows, columns), jax.numpy.float32)
 
         return jax.jit(make, out_shardings=self._sharding(*axes))
+
+    @functools.cache  # noqa: B019
+    def _taken(self, symmetric: bool) -> Any:
+        """What takes a sample. Compiled once: outside of `jit` each step would be, by itself."""
+        import jax
+
+        def take(a: Array, b: Array, c: Array, rows: Array, columns: Array) -> tuple[Array, ...]:
+            left = a[:, rows].T if symmetric else a[rows]
+            return left, b[:, columns], c[rows][:, columns]
+
+        return jax.jit(take)
 
     @functools.cache  # noqa: B019
     def _product(self, symmetric: bool) -> Any:

@@ -23,6 +23,7 @@ class NumpyMatmul(System):
     spreads = False
     hosts = True
     warms_up = False
+    ready_s, case_s = 1.0, 4.0
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(machine)
