@@ -1,5 +1,8 @@
 """What a check does with one block of A, B, C or C0: pure functions, in the block's own module.
 
+What is as large as a block stays where the block is, and rows of a few numbers are NumPy's: each
+operation on another kind of array is a kernel, which CuPy compiles on the first day of a machine.
+
 A sketch row is ``[row of block @ vectors | STATS]``; integers have no STATS. A product row is
 ``[row of A (B X) | SIZES]``. Rows of blocks side by side are added, largest values compared.
 """
@@ -15,6 +18,7 @@ import numpy as np
 from multimm.blocks import plain
 from multimm.checks.rule import PRIME, SHRINK, Rule
 from multimm.failures import named
+from multimm.gpu.arrays import to_numpy
 from multimm.graph.tasks.host_offload import on_device
 
 #: sum and largest of the absolute values that count; how many elements are non-finite, finite,
@@ -45,21 +49,23 @@ def checking(task: _Task) -> _Task:
 def _in_strips(task: _Task) -> _Task:
     """Have a task look at some rows of its block at a time: each has a row of the result.
 
-    With ``hosted=True`` each strip is brought to the worker's GPU, and its rows come back.
+    With ``hosted=True`` each strip is brought to the worker's GPU. Rows are NumPy's.
     """
 
     @functools.wraps(task)
     def run(block: Any, other: Any, rule: Rule, hosted: bool = False) -> Any:
         block = plain(block, "a block that is checked")
-        look = functools.partial(task, rule=rule)
-        if hosted and block.size:
-            look = functools.partial(on_device, look)
+
+        def look(strip: Any) -> Any:
+            return to_numpy(task(strip, other, rule))
+
+        there = functools.partial(on_device, look) if hosted and block.size else look
         rows = block.shape[-2]
         step = max(1, STRIP * rows // max(1, block.size))
         strips = [block[..., at : at + step, :] for at in range(0, rows, step)]
         if len(strips) < 2:
-            return look(block, other)
-        return np.concatenate([look(strip, other) for strip in strips], axis=-3)
+            return there(block)
+        return np.concatenate([there(strip) for strip in strips], axis=-3)
 
     return run
 
@@ -68,21 +74,29 @@ def _in_strips(task: _Task) -> _Task:
 @_in_strips
 def sketch_rows(block: Any, vectors: Any, rule: Rule) -> Any:
     """(rows, columns) @ (columns, rounds) and STATS; a new axis stands for the block column."""
-    vectors = np.asarray(vectors, like=block)
     values = block.astype(rule.dtype)
     if rule.kind == "int":
         return _residues(block, values, vectors, rule)
-    keep = (vectors[..., 0] != 0)[..., None, :]
+    size = np.abs(values)
+    total, keep = to_numpy(size.sum(axis=-1)), to_numpy(vectors)[..., 0] != 0
+    none = np.zeros_like(total)
+    counts = none, none + block.shape[-1], none
+    if keep.ndim > 1 or not keep.all() or not np.isfinite(total).all():
+        values, counts = _used(values, np.asarray(keep[..., None, :], like=block))
+        size = np.abs(values)
+        total = to_numpy(size.sum(axis=-1))
+    peak = to_numpy(size.max(axis=-1)) if size.shape[-1] else total
+    stats = np.stack([total, peak, *counts], axis=-1)
+    sketch = np.matmul(values, np.asarray(vectors, like=block).astype(np.float64))
+    return np.concatenate([to_numpy(sketch), stats.astype(rule.dtype)], axis=-1)[..., None, :]
+
+
+def _used(values: Any, keep: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Values, with zeros for those that do not count, and how many of a row are of each kind."""
     finite = np.isfinite(values)
     used = finite & keep
-    values = np.where(used, values, 0)
-    size = np.abs(values)
-    total = size.sum(axis=-1)
-    sketch = np.matmul(values, vectors.astype(np.float64))
-    peak = size.max(axis=-1) if size.shape[-1] else total
     counts = ((keep & ~finite).sum(axis=-1), used.sum(axis=-1), (finite & ~keep).sum(axis=-1))
-    stats = np.stack([total, peak, *counts], axis=-1)
-    return np.concatenate([sketch, stats.astype(rule.dtype)], axis=-1)[..., None, :]
+    return np.where(used, values, 0), tuple(map(to_numpy, counts))
 
 
 @checking
@@ -95,20 +109,28 @@ def product_rows(block: Any, sketch: Any, rule: Rule) -> Any:
     values = block.astype(rule.dtype)
     if rule.kind == "int":
         return _residues(block, values, sketch, rule)
-    finite = np.isfinite(values)
-    values = np.where(finite, values, 0)
+    sketch = to_numpy(sketch)
     total, peak, bad = (sketch[..., rule.rounds + i].real for i in range(3))
-    norms = np.stack([np.sqrt(total) * np.sqrt(peak), total, peak], axis=-1)
-    sizes = np.matmul(np.abs(values), norms)
-    product = np.matmul(values, sketch[..., : rule.rounds])
+    # Ones: of a row of A, what is not finite shows in its sum, whatever it meets.
+    norms = np.stack([np.sqrt(total) * np.sqrt(peak), total, peak, np.ones_like(total)], axis=-1)
+    norms = np.asarray(norms, like=block)
+    sizes = to_numpy(np.matmul(np.abs(values), norms))
+    bad_a = np.zeros(values.shape[:-1])
+    if not np.isfinite(sizes).all():
+        finite = np.isfinite(values)
+        values = np.where(finite, values, 0)
+        sizes = to_numpy(np.matmul(np.abs(values), norms))
+        bad_a = to_numpy((~finite).sum(axis=-1))
+    product = np.matmul(values, np.asarray(sketch[..., : rule.rounds], like=block))
     shaped = np.zeros_like(sizes[..., 0])
-    counts = np.stack([(~finite).sum(axis=-1) + shaped, bad.sum(axis=-1)[..., None] + shaped], -1)
-    parts = [product, sizes.astype(rule.dtype), counts.astype(rule.dtype)]
+    counts = np.stack([bad_a + shaped, bad.sum(axis=-1)[..., None] + shaped], -1)
+    parts = [to_numpy(product), sizes[..., :3].astype(rule.dtype), counts.astype(rule.dtype)]
     return np.concatenate(parts, axis=-1)[..., None, :]
 
 
 def _residues(block: Any, values: Any, vectors: Any, rule: Rule) -> Any:
     """A block of integers times vectors modulo 2**64, and times the last of them modulo PRIME."""
+    vectors = np.asarray(vectors, like=block)
     signed = block if block.dtype.kind == "u" else block.astype(np.int64)
     exact = np.matmul((signed % PRIME).astype(np.uint64), vectors[..., rule.rounds :] % PRIME)
     product = np.matmul(values, vectors[..., : rule.rounds])
@@ -128,7 +150,7 @@ def exact_rows(block: Any, rows: Any, rule: Rule) -> Any:
 
     Of floats both again, with operands times `SHRINK`: there sums of the largest are finite.
     """
-    values, rows = block.astype(rule.dtype), rows.astype(rule.dtype)
+    values, rows = block.astype(rule.dtype), np.asarray(rows, like=block).astype(rule.dtype)
     parts = []
     for factor in (1, SHRINK) if rule.shrunk else (1,):
         left, right = (values, rows) if factor == 1 else (values * factor, rows * factor)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -43,6 +46,21 @@ SIZES = [
     2 * LANES * PIECE + 7,
     3 * PIECE,
 ]
+
+
+#: What it says, the kernels that CuPy has compiled for it, and seconds.
+FIRST_CHECK = """
+import os, pathlib, time
+import cupy, numpy as np
+import multimm
+def kernels():
+    return sum(path.is_file() for path in pathlib.Path(os.environ["CUPY_CACHE_DIR"]).rglob("*"))
+x, y = np.random.default_rng(1).standard_normal((2, 1024, 1024), dtype=np.float32)
+a, b, c = map(cupy.asarray, (x, y, x @ y))
+before, start = kernels(), time.perf_counter()
+right = bool(multimm.verify(a, b, c))
+print(right, kernels() - before, f"{time.perf_counter() - start:.2f}")
+"""
 
 
 def some(size, seed=0):
@@ -194,6 +212,19 @@ def test_blocks_of_a_check_are_looked_at_here(dtype, turned, monkeypatch):
     for task in (tasks.product_rows, tasks.exact_rows):
         here, there = (task(x, rows, rule, hosted=hosted) for hosted in (False, True))
         np.testing.assert_allclose(there, here, rtol=1e-12, atol=1e-9)
+
+
+def test_a_first_check_compiles_few_kernels(tmp_path):
+    """Each takes CuPy a fifth of a second: 20 of them were 5 s."""
+    run = subprocess.run(
+        [sys.executable, "-c", FIRST_CHECK], env=os.environ | {"CUPY_CACHE_DIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2000:]
+    verdict, count, seconds = run.stdout.split()
+    print(f"{count} kernels, {seconds} s")
+    assert verdict == "True"
+    assert int(count) <= 8
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "complex64"])
