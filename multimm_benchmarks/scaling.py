@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from multimm.cluster.inspect.devices import visible_gpus
+from multimm.cluster.options import cores
 from multimm_benchmarks import records
 from multimm_benchmarks.agenda import Asked, Item, agenda, check_disk, groups, kept_seconds, key_of
 from multimm_benchmarks.group import Group, GroupError, Message, OutOfTimeError
@@ -27,6 +28,9 @@ from multimm_benchmarks.records import Record
 from multimm_benchmarks.report.runs import SCALING
 from multimm_benchmarks.sweep_records import line, record_of, unmeasured
 from multimm_benchmarks.unfinished import Unfinished, give_up, in_order
+
+#: Cores for each process that imports before its turn (arbitrary: most imports use one).
+CORES_EACH = 2
 
 
 class Sweep:
@@ -52,7 +56,8 @@ class Sweep:
         self._kept, self._logs, self._console, self._limit = kept, logs, console, limit
         self._advance: Callable[[int], None] = lambda runs: None
         self._runs = 0  #: that the case under way has had
-        self._begun = 0.0  #: seconds after which its group began
+        self._begun = 0.0  #: seconds after which its group had its turn
+        self._ahead: dict[tuple[str, int], Group] = {}  #: that wait for their turn
 
     def run(self) -> None:
         """Measure all that is left.
@@ -62,11 +67,12 @@ class Sweep:
         WrongResultError
             If a product of multimm is wrong; nothing is recorded of it.
         """
-        with self._progress():
+        with self._progress(), ExitStack() as ahead:
             for item in self.left:
                 if item.absent:
                     self._add(item, "absent", item.absent)
             waiting = list(groups(item for item in self.left if not item.absent))
+            self._begin_ahead(waiting, ahead)
             # Each has its turn, and who did not come to all of its cases another one.
             needed = [kept_seconds(items) for items in waiting]
             waiting = [
@@ -78,6 +84,23 @@ class Sweep:
                 for item in self._turn(items, self._limit) if enough else items:
                     self._add(item, "absent", NOT_BEGUN)
 
+    def _begin_ahead(self, waiting: Sequence[list[Item]], ahead: ExitStack) -> None:
+        """Have the processes of all groups import, of a quick sweep on GPUs with cores for that.
+
+        The first one starts workers meanwhile, and nothing is measured yet. They take no GPU.
+        """
+        machines = [item.machine for items in waiting for item in items]
+        on_gpus = any(machine.quick and machine.device == "gpu" for machine in machines)
+        if on_gpus and cores() >= CORES_EACH * len(waiting):
+            for items in waiting:
+                systems = tuple(dict.fromkeys(item.system for item in items))
+                self._ahead[items[0].group] = ahead.enter_context(self._made(items, systems))
+
+    def _made(self, items: Sequence[Item], ahead: Sequence[str] = ()) -> Group:
+        name, workers = items[0].group
+        log = self._logs / f"{name.replace(' ', '-')}-{workers}.log"
+        return Group(log, _devices(items), ahead)
+
     def _turn(self, items: list[Item], limit: Limit) -> list[Item]:
         """Measure the cases of a system until they or its time are over; return those left."""
         while items and limit.left:
@@ -88,13 +111,11 @@ class Sweep:
     def _group(self, items: list[Item], limit: Limit) -> list[Item]:
         """Measure in one process group, and return what it did not come to."""
         waiting, opened, failed = list(items), set(), False
-        name, workers = items[0].group
-        log = self._logs / f"{name.replace(' ', '-')}-{workers}.log"
         self._begun = self._limit.passed
         work = [Work(i.system, i.machine, i.product, i.precision, i.repeats) for i in items]
         try:
-            with Group(job(work), log, _devices(items), limit) as group:
-                for message in group.messages():
+            with self._ahead.pop(items[0].group, None) or self._made(items) as group:
+                for message in group.messages(job(work), limit):
                     if "opened" in message:
                         opened.add(_system(items[message["opened"]]))
                     if ended := self._heard(items, message):
@@ -126,7 +147,7 @@ class Sweep:
         if "opened" in message and not self._console.is_terminal:
             since, one = self._limit.passed - self._begun, items[message["opened"]]
             self._say(f"{one.system}, {one.machine.workers} x {one.machine.device}: "
-                      f"ready {since:.1f} s after its process began")  # fmt: skip
+                      f"ready {since:.1f} s after its turn began")  # fmt: skip
         for word in ("done", "failed", "wrong"):
             if word in message:
                 item = items[message[word]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -117,8 +118,8 @@ def test_a_silent_group_is_given_up_with_all_its_processes(command, tmp_path, mo
         f"child = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
         "say(child=child.pid)\ntime.sleep(60)"
     )
-    with Group("", tmp_path / "log", silence=1.0) as one:
-        messages = one.messages()
+    with Group(tmp_path / "log", silence=1.0) as one:
+        messages = one.messages("")
         pid = next(messages)["child"]
         with pytest.raises(GroupError, match="no answer for 1 s"):
             next(messages)
@@ -126,6 +127,26 @@ def test_a_silent_group_is_given_up_with_all_its_processes(command, tmp_path, mo
     while running(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not running(pid)
+
+
+def test_a_group_imports_before_it_has_a_job_and_ends_without_one(command, tmp_path):
+    command(SAY + "say(ahead=sys.argv[1:], pid=os.getpid())\n"
+            "line = sys.stdin.readline()\nsay(job=line.strip())")  # fmt: skip
+    with Group(tmp_path / "log", None, ("cupy", "multimm")) as one:
+        first = one._messages.get(timeout=60)
+        assert first["ahead"] == ["cupy", "multimm"]
+        with one:  # its turn
+            assert list(one.messages("this")) == [{"job": "this"}]
+    with Group(tmp_path / "log") as idle:
+        pid = idle._messages.get(timeout=60)["pid"]
+        assert running(pid)
+    assert not running(pid)
+
+
+def test_a_group_of_systems_that_nothing_is_wanted_of():
+    command = [sys.executable, "-m", "multimm_benchmarks.peers", "numpy", "multimm"]
+    run = subprocess.run(command, input="", capture_output=True, text=True, timeout=300)
+    assert (run.returncode, run.stdout) == (0, ""), run.stderr
 
 
 def running(pid):
@@ -144,11 +165,11 @@ class Script:
     """Stands in for groups: each says what it is told to, and may die then."""
 
     def __init__(self, *groups):
-        self.groups, self.jobs = list(groups), []
+        self.groups, self.jobs, self.ahead = list(groups), [], []
 
-    def __call__(self, job, log, devices, limit):
-        self.jobs.append((json.loads(job), devices))
-        self.limit = limit
+    def __call__(self, log, devices, ahead):
+        self.devices = devices
+        self.ahead.append(ahead)
         return self
 
     def __enter__(self):
@@ -157,7 +178,9 @@ class Script:
     def __exit__(self, *_):
         return None
 
-    def messages(self):
+    def messages(self, job, limit):
+        self.jobs.append((json.loads(job), self.devices))
+        self.limit = limit
         for message in self.groups.pop(0):
             if isinstance(message, BaseException):
                 raise message
@@ -332,6 +355,26 @@ def test_what_several_systems_share_is_started_once(monkeypatch, tmp_path):
     ]
     assert {r["detail"]["status"] for r in found} == {"done"}
     assert "dask.array, 2 x cpu: ready" in text
+
+
+@pytest.mark.parametrize(("cores", "device", "quick", "ahead"), [
+    (4, "gpu", True, [("multimm", "dask.array"), ("numpy",)]),
+    (3, "gpu", True, [(), ()]), (4, "cpu", True, [(), ()]), (4, "gpu", False, [(), (), ()]),
+])  # fmt: skip
+def test_processes_of_a_quick_sweep_on_gpus_import_before_their_turn(
+    monkeypatch, tmp_path, cores, device, quick, ahead
+):
+    monkeypatch.setattr(scaling, "cores", lambda: cores)
+    monkeypatch.setattr(scaling, "visible_gpus", lambda: ())
+    machine = replace(QUICK, device=device, quick=quick)
+    items = [item("one", system, machine=machine) for system in ("multimm", "dask.array")]
+    items.append(item("one", "numpy", machine=replace(QUICK, quick=quick)))
+    said = [[OPENED, done(0)]] * 3
+    if quick:
+        said[0] = [OPENED, done(0), {"opened": 1}, done(1)]
+    found, _, script, _ = swept(monkeypatch, tmp_path, items, *said)
+    assert script.ahead == ahead
+    assert {r["detail"]["status"] for r in found} == {"done"}
 
 
 def test_a_system_that_cannot_be_opened_takes_its_own_cases_along(monkeypatch, tmp_path):

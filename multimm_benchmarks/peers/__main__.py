@@ -7,6 +7,8 @@ The first line of stdin is a job, messages leave through stdout, one JSON object
 
 where a case is its place in the job. A system is opened before its first case.
 
+Its arguments are systems: their modules are imported while it waits for the job.
+
 stdin stays open as long as the sweep lives. When it ends, so does the whole group: nothing keeps a
 GPU or its memory.
 """
@@ -22,6 +24,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from importlib import import_module
 from typing import Any, NamedTuple, cast
 
 from multimm.gpu.kernel_selection import Precision
@@ -100,7 +103,12 @@ def main() -> None:
     """Read the job, keep stdout for messages: libraries print to it."""
     messages = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    for name in sys.argv[1:]:
+        for module in system(name).imported_ahead:
+            import_module(module)
     line = sys.stdin.readline()
+    if not line:
+        return  # nothing is wanted of it
     threading.Thread(target=_end_with_the_sweep, daemon=True).start()
     lock = threading.Lock()
 

@@ -72,7 +72,10 @@ class System:
     family: ClassVar[str] = ""
     #: Whether each number of workers has to be started anew.
     restarts: ClassVar[bool] = False
-    #: Seconds on GPUs, what a quick sweep keeps for it: until it is ready, and for a small case.
+    #: What it imports first, beside its own module, that takes no GPU.
+    imported_ahead: ClassVar[tuple[str, ...]] = ()
+    #: Seconds on GPUs, what a quick sweep keeps for it: until it is ready, those for the end of the
+    #: system before it included, and for a small case. Rounded up from those of two H200s.
     ready_s: ClassVar[float] = 3.0
     case_s: ClassVar[float] = 2.0
 

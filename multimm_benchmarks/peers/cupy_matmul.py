@@ -18,6 +18,8 @@ class Cupy(System):
 
     needs: ClassVar = {"gpu": ("cupy",)}
     spreads = False
+    imported_ahead = ("cupy",)
+    ready_s, case_s = 1.5, 0.8
 
     @property
     def config(self) -> str:

@@ -23,7 +23,7 @@ class NumpyMatmul(System):
     spreads = False
     hosts = True
     warms_up = False
-    ready_s, case_s = 1.0, 4.0
+    ready_s, case_s = 2.0, 2.5
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(machine)

@@ -37,7 +37,7 @@ class OnDask(System):
     hosts = True
     family = "dask"
     restarts = True
-    ready_s = 9.0
+    ready_s, case_s = 8.5, 0.9
     #: Whether tasks return before their kernels have run.
     returns_early: ClassVar[bool] = True
 
