@@ -366,8 +366,8 @@ GRAPH = (
     Fault(
         "products with other scalars share their results",
         "graph/array.py",
-        "layout, plan.precision, step, cluster.numbers)",
-        "layout, plan.precision, cluster.numbers)",
+        "plan.precision, step, cluster.numbers)",
+        "plan.precision, cluster.numbers)",
         "graph lazy",
     ),
     Fault(

@@ -9,14 +9,14 @@ from dataclasses import replace
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import counting_client, in_threads, received, scattered
-from distributed import Client, Event, wait
+from clusters import counting_client, in_threads, received, scattered, soon
+from distributed import Client, Event, futures_of, wait
 from paper import cpus
 from small import integers
 
 import multimm
 from multimm.cluster.inspect import cluster_spec
-from multimm.cluster.inspect.cluster_spec import listed
+from multimm.cluster.inspect.cluster_spec import listed, listed_with
 from multimm.cluster.plugins.transfer_counter import received_bytes
 from multimm.errors import ShapeError
 from multimm.graph.array import build
@@ -97,15 +97,26 @@ def test_operands_that_are_still_being_made_lie_nowhere(client):
 
 
 def test_the_scheduler_is_not_asked_about_lazy_operands(client, monkeypatch):
-    async def refuse(*args, **kwargs):
+    def refuse(keys):
         raise AssertionError("asked")
 
-    monkeypatch.setattr(client.scheduler, "who_has", refuse, raising=False)
+    monkeypatch.setattr(client.cluster.scheduler, "get_who_has", refuse)
     a, b = matrix(12)[1], matrix(13)[1]
     multimm.matmul(multimm.matmul(a, b, **FIXED), b + 1, **FIXED)
     kept = b.persist()
     with pytest.raises(AssertionError, match="asked"):
         multimm.matmul(kept, kept, **FIXED)
+
+
+def test_a_scheduler_of_this_process_answers_as_by_messages(client):
+    a = matrix(16)[1].persist()
+    keys = [future.key for future in futures_of(a)]
+    soon(lambda: all(listed_with(client, keys)[1].values()))
+    with Client(client.scheduler.address) as other:
+        (workers, held), (told, told_of) = (listed_with(x, keys) for x in (client, other))
+    assert {key: list(at) for key, at in told_of.items()} == held
+    assert list(told) == list(workers)
+    assert [x.keys() for x in told.values()] == [x.keys() for x in workers.values()]
 
 
 def test_the_scheduler_is_asked_once(client, monkeypatch):

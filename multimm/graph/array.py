@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import dask.array as da
@@ -23,6 +24,7 @@ from multimm.graph.tasks.host_offload import on_device
 from multimm.graph.tasks.multiply import Step
 from multimm.planning.cost.memory import download_limit
 from multimm.planning.plan import MatmulPlan
+from multimm.planning.schedule import Schedule
 
 
 def build(
@@ -56,7 +58,7 @@ def build(
     step = replace(step, dtype_a=a.dtype, dtype_b=b.dtype, dtype_c=declared)
     names = [a.name] if layout.mirrors else [a.name, b.name]  # or A's blocks serve both sides
     cluster, added = plan.cluster, None if c is None else c.name
-    token = tokenize(KEY_VERSION, names, added, layout, plan.precision, step, cluster.numbers)
+    token = tokenize(_token(layout), names, added, plan.precision, step, cluster.numbers)
     keys = Keys(token, layout, cluster, c is not None)
     operands = [Operand("a", a, layout, step.trans_a, keys.uploaded("a"))]
     if not layout.mirrors:
@@ -94,3 +96,8 @@ def build(
     if layout.problem.downloaded and not layout.problem.in_one:
         return downloaded(result, keys, download_limit(layout, cluster))
     return result
+
+
+@lru_cache(maxsize=128)  # of as many as plans are kept
+def _token(layout: Schedule) -> str:
+    return str(tokenize(KEY_VERSION, layout))
