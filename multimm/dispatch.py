@@ -212,9 +212,10 @@ def accelerate() -> Acceleration:
     as ``"ij,ij->ij"`` or an outer product. Wrong shapes raise at the call.
 
     Results have Dask's dtype: sums of short integers are in 64 bits, and exact there, where Dask's
-    wrap around within a block. `numpy.inner` and others that Dask has none of have NumPy's. With
-    ``np.matmul(x, y, dtype="int32")`` a product takes less memory. Products of bools are Dask's,
-    which counts the blocks in which one is true.
+    wrap around within a block; where Dask's ``@`` sums no blocks, it is that of the operands.
+    `numpy.inner` and others that Dask has none of have NumPy's. With ``np.matmul(x, y,
+    dtype="int32")`` a product takes less memory. Products of bools are Dask's, which counts the
+    blocks in which one is true.
 
     A function imported before, as in ``from dask.array import matmul``, is Dask's own object and
     cannot be redirected; ``da.matmul`` and ``@`` can. opt_einsum's table of such functions is

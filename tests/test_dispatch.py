@@ -328,6 +328,24 @@ def test_sums_of_integers_have_dasks_dtype_and_are_exact(dtype, name):
     np.testing.assert_array_equal(result.compute(), wide.compute())
 
 
+@pytest.mark.parametrize("chunks", [(10, 30), (30, 30), (10, 10)])
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64"])
+@pytest.mark.parametrize("name", [*OF_INTEGERS, "vectors", "with NumPy's"])
+def test_sums_of_integers_have_dasks_dtype_in_any_chunks(name, dtype, chunks):
+    product = OF_INTEGERS | {
+        "vectors": lambda x, y: x[0] @ y[:, 0],
+        "with NumPy's": lambda x, y: x @ np.full((30, 30), 3, dtype),
+    }
+    x, y = (da.full((30, 30), 3, chunks=own, dtype=dtype) for own in (chunks, chunks[::-1]))
+    with multimm.accelerate():
+        result = product[name](x, y)
+    expected = product[name](x, y)
+    assert ours(result)
+    assert result.dtype == expected.dtype == result.compute().dtype
+    if chunks[1] == 30 and name in ("@", "vectors", "with NumPy's"):  # where Dask's wraps around
+        np.testing.assert_array_equal(result.compute(), expected.compute())
+
+
 @pytest.mark.parametrize("name", OF_INTEGERS)
 def test_sums_of_bools_are_dasks(name):
     y, product = da.ones((30, 30), chunks=10, dtype=bool), OF_INTEGERS[name]
