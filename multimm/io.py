@@ -88,8 +88,9 @@ def open_array(
     FileFormatError
         No such file, not a readable matrix, no such dataset, several to choose from, the
         package for this format or address is missing, sources of an HDF5 dataset are missing or
-        lie outside its folder, or the numbers stand for others: times, or attributes
-        ``scale_factor``, ``add_offset`` or ``_Unsigned`` (netCDF, xarray) that change them.
+        lie outside its folder, or the numbers stand for others: times, what was never written
+        (netCDF), or attributes ``scale_factor``, ``add_offset`` or ``_Unsigned`` (netCDF, xarray)
+        that change them.
     ArrayTypeError
         Dask's array query planning is switched on.
     ShapeError
@@ -99,7 +100,8 @@ def open_array(
     -----
     UserWarning
         An attribute ``_FillValue`` or ``missing_value`` other than NaN: where values are missing,
-        that number is read. The ``fill_value`` of Zarr itself is what unwritten chunks hold.
+        that number is read. The ``fill_value`` of Zarr itself is what unwritten chunks hold; in
+        Zarr 2 xarray has it stand for missing values as well.
         Changes go unnoticed of remote objects without a tag or a time of their last change, and
         of the chunks of a Zarr array over HTTP with more than 4096 of them.
     """
