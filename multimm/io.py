@@ -166,7 +166,9 @@ class Output:
         Default: ``"C"`` in a new HDF5 file, an unnamed array in a new store.
     overwrite : bool
         Replace what exists, only on success: the array of that name, or, without a name, a file
-        that holds one array and nothing else. Permission bits stay, the group too where it can.
+        that holds one array and nothing else. Permission bits stay, the group too where it can. So
+        do the array's attributes, but for those that say what the old numbers stood for (a scale, a
+        fill value, a time), dimension scales of HDF5, and names of axes.
 
     Raises
     ------
@@ -266,8 +268,7 @@ class Output:
         matrix = StoredMatrix(place, array.shape, array.dtype, chunks)
         try:
             self._begin(self._unfinished)
-            options = {"zarr_format": found.zarr_format} if self.regular else {}
-            written = self._format.create(matrix, **options)
+            written = self._format.create(matrix, **self._kept(found))
         except FileFormatError:
             raise
         except (OSError, ValueError, TypeError) as error:
@@ -280,6 +281,16 @@ class Output:
                 "for instance with astype('float32')"
             )
         return written
+
+    def _kept(self, found: target.Target) -> dict[str, Any]:
+        """What the format has to know of the target, to keep what is said of its array."""
+        if self.regular:
+            return {
+                "zarr_format": found.zarr_format, "named": found.unit, "replaces": found.replaces
+            }  # fmt: skip
+        if self._format.create is hdf5.create and found.replaces and not found.keeps:
+            return {"replaced": found.unit}
+        return {}
 
     def _check_space(self, nbytes: int) -> None:
         found = self._target

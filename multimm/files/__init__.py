@@ -85,6 +85,8 @@ def locate(
         format has none.
     """
     given = os.fsdecode(path)
+    if "\0" in given or "\0" in (dataset or ""):
+        raise FileFormatError(f"{given!r}: no name has a zero byte in it; choose another")
     text = _local(given)
     if not (suffix_of(text) in FORMATS and _whole(text)):
         for between in ":", "/":

@@ -86,6 +86,17 @@ def carried(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: attributes[name] for name in names if name in attributes}
 
 
+#: What else says of numbers what they are: bounds, and what was counted of them.
+_OF_VALUES = {*CHANGES, *MISSING, "_Unsigned", "dtype", "valid_min", "valid_max", "valid_range"}
+_OF_VALUES |= {"actual_range", "flag_values", "flag_masks", "flag_meanings"}
+
+
+def of_values(attributes: Mapping[str, Any]) -> set[str]:
+    """Those of an array's attributes that say what its numbers stand for, and of no others'."""
+    times = {"units", "calendar"} if _SINCE.match(_text(attributes.get("units", ""))) else set()
+    return (_OF_VALUES | times) & {*attributes}
+
+
 def _listed(found: Mapping[str, Any], names: list[str]) -> str:
     return ", ".join(f"{name}={_shown(found[name])}" for name in names)
 

@@ -80,7 +80,7 @@ def _says_missing(item: Any) -> bool:
 
 def _is_partly_written(item: Any) -> bool:
     if item.chunks is None:
-        return item.size > 0 and item.id.get_storage_size() == 0
+        return bool(item.size > 0 and item.id.get_storage_size() == 0)
     sides = zip(item.shape, item.chunks, strict=True)
     return bool(item.id.get_num_chunks() < math.prod(-(-a // b) for a, b in sides))
 
