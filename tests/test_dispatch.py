@@ -587,3 +587,36 @@ def test_what_is_no_function_is_no_place_for_the_decorator(thing):
     with pytest.raises(OptionError, match=r"multimm\.accelerate\(\) decorates functions") as info:
         multimm.accelerate()(thing)
     assert "\n" not in str(info.value)
+
+
+class Steps:
+    def __call__(self):
+        yield
+
+
+class StepsToAwait:
+    async def __call__(self):
+        yield
+
+
+@pytest.mark.parametrize("thing", [Steps(), StepsToAwait()])
+def test_nor_is_what_is_called_like_a_generator(thing):
+    with pytest.raises(OptionError, match=r"multimm\.accelerate\(\) decorates functions"):
+        multimm.accelerate()(thing)
+
+
+@pytest.mark.parametrize("make", [steps, steps_to_await])
+def test_a_generator_that_is_returned_is_refused(make):
+    with pytest.raises(OptionError, match=r"multimm\.accelerate\(\) decorates functions"):
+        multimm.accelerate()(lambda: make())()
+
+
+def test_what_gives_a_coroutine_is_inside_while_it_runs(x):
+    class Model:
+        async def __call__(self):
+            await asyncio.sleep(0)
+            return ours(x @ x.T)
+
+    for func in Model(), lambda: Model()(), functools.partial(Model().__call__):
+        assert asyncio.run(multimm.accelerate()(func)())
+    assert not ours(x @ x.T)
