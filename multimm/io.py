@@ -181,12 +181,12 @@ class Output:
     def __init__(
         self, path: PathLike, *, dataset: str | None = None, overwrite: bool = False
     ) -> None:
-        if "://" in os.fsdecode(path):
-            raise FileFormatError(
-                f"{os.fsdecode(path)}: remote addresses are read and not written; write to a local "
-                "path and copy it, or use dask.array.to_zarr(c, url)"
-            )
         place = files.locate(path, dataset)
+        if place.remote:
+            raise FileFormatError(
+                f"{place.name}: remote addresses are read and not written; write to a local path "
+                "and copy it, or use dask.array.to_zarr(c, url)"
+            )
         # Through links, so that the unfinished file lies on the file system of the real target.
         self.path = Path(os.path.realpath(place.path))
         self.overwrite = overwrite

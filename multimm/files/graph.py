@@ -222,7 +222,8 @@ def blocks(matrix: StoredMatrix, chunks: Any) -> Chunks:
             raise ValueError("a size below 0")
     except (ValueError, TypeError, ZeroDivisionError) as error:
         raise ShapeError(
-            f"{matrix.place}: chunks={chunks!r} do not fit shape {matrix.shape} ({reason(error)})"
+            f"{matrix.place}: chunks={chunks!r} do not fit shape {matrix.shape} ({reason(error)}); "
+            'give a size above 0 for all axes, one for each, or "auto"'
         ) from error
     return tuple(tuple(map(int, sizes)) for sizes in blocks)
 
