@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -360,6 +360,11 @@ class Output:
         if access is not None:
             access.give_all(unfinished)
         commit.sync(unfinished)
+        # A store is one folder, to which others may be adding, or which they may be replacing.
+        with commit.in_turn(self.path.parent) if self.regular else nullcontext():
+            self._put(unfinished)
+
+    def _put(self, unfinished: Path) -> None:
         for _ in range(TRIES):
             found = self._meanwhile()
             # A group that was to be made has come into being: what is in ours goes into that.

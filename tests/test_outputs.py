@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 
 import dask
@@ -625,3 +626,50 @@ def test_a_writer_of_hdf5_that_is_stopped_holds_up_nobody(tmp_path):
             holder.kill()
         output.commit()
     np.testing.assert_array_equal(get(tmp_path / "c.h5"), matrix)
+
+
+def test_a_store_is_not_replaced_while_an_array_is_being_added(tmp_path, monkeypatch):
+    path = tmp_path / "m.zarr"
+    zarr.create_group(path).create_array("old", data=OLD)
+    part, whole = io.Output(f"{path}:new"), io.Output(path, overwrite=True)
+    for output in part, whole:
+        dask.compute(output.store(NEW))
+    refused = []
+
+    def replace():
+        try:
+            whole.commit()
+        except FileFormatError as error:
+            refused.append(str(error))
+
+    thread = threading.Thread(target=replace)
+    found, looked = io.Output._meanwhile, []
+
+    def then_the_other(self):
+        target = found(self)
+        looked.append(self)
+        if looked == [part, part]:  # the last look before the array gets its name
+            thread.start()
+            thread.join(1)  # which is how long it would take without a lock, many times over
+        return target
+
+    monkeypatch.setattr(io.Output, "_meanwhile", then_the_other)
+    part.commit()
+    thread.join()
+    whole.discard()
+    assert "lost: new, old" in refused[0]
+    group = zarr.open_group(path, mode="r")
+    np.testing.assert_array_equal(group["new"], NEW)
+    np.testing.assert_array_equal(group["old"], OLD)
+    assert names(tmp_path) == ["m.zarr"]
+
+
+def test_a_lock_on_the_folder_is_waited_for_and_not_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(commit, "LONGEST", 0.1)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        io.save_array(NEW, tmp_path / "m.zarr")
+    finally:
+        os.close(folder)
+    np.testing.assert_array_equal(get(tmp_path / "m.zarr"), NEW)
