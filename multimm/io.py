@@ -198,6 +198,7 @@ class Output:
             self._target = self._find()
         self._matrix: StoredMatrix | None = None
         self._unfinished: Path | None = None
+        self._marks: Path | None = None  #: which blocks are written
         self._made: os.stat_result | None = None
         self._copied: identity.State = ()
 
@@ -253,7 +254,8 @@ class Output:
             # Two tasks must never write parts of one storage chunk.
             array = array.rechunk(tuple(max(sizes) for sizes in array.chunks))
         self._matrix = self._create(array)
-        writer = graph.Writer(str(self._named), raw.machine(self._matrix.path))
+        machine = raw.machine(self._matrix.path)
+        writer = graph.Writer(str(self._named), machine, str(self._marks))
         return graph.writes(self._matrix, array, writer)
 
     def _create(self, array: da.Array) -> StoredMatrix:
@@ -263,11 +265,13 @@ class Output:
         self._check_space(int(array.nbytes))
         self._claim.take()
         self._unfinished, self._made = self._claim.new_path(), None
+        self._marks = self._claim.new_path("marks")
         place = replace(self._named, path=str(self._unfinished), dataset=found.inner)
         chunks = graph.storage_chunks(array) if self.regular else None
         matrix = StoredMatrix(place, array.shape, array.dtype, chunks)
         try:
             self._begin(self._unfinished)
+            self._marks.write_bytes(bytes(array.npartitions))
             written = self._format.create(matrix, **self._kept(found))
         except FileFormatError:
             raise
@@ -337,8 +341,8 @@ class Output:
         Raises
         ------
         FileFormatError
-            The target came into being or changed meanwhile, the disk is full, or the folder does
-            not let it be replaced.
+            Not all blocks were written, the target came into being or changed meanwhile, the disk
+            is full, or the folder does not let it be replaced.
         OptionError
             Nothing was stored.
         """
@@ -356,6 +360,7 @@ class Output:
     def _finish(self) -> None:
         unfinished = self._unfinished
         assert unfinished is not None
+        self._check_written()
         access = access_of(self._meanwhile().unit)
         if access is not None:
             access.give_all(unfinished)
@@ -363,6 +368,15 @@ class Output:
         # A store is one folder, to which others may be adding, or which they may be replacing.
         with commit.in_turn(self.path.parent) if self.regular else nullcontext():
             self._put(unfinished)
+
+    def _check_written(self) -> None:
+        assert self._marks is not None
+        marks = self._marks.read_bytes()
+        if missing := marks.count(0):
+            raise FileFormatError(
+                f"{self.path}: {missing:,} of {len(marks):,} blocks were not written: compute all "
+                "of what store() gives before commit()"
+            )
 
     def _put(self, unfinished: Path) -> None:
         for _ in range(TRIES):
@@ -450,6 +464,9 @@ class Output:
                 if self._made and os.path.samestat(os.stat(self._unfinished), self._made):
                     remove(self._unfinished)
             self._unfinished = None
+        if self._marks is not None:
+            remove(self._marks)
+            self._marks = None
         self._claim.release()
 
     def __enter__(self) -> Self:

@@ -115,9 +115,7 @@ def test_the_command_loses_no_factors(tmp_path, refused, suffix):
 @pytest.mark.parametrize("suffix", ["npy", "h5", "zarr"])
 def test_the_command_replaces_no_factor_by_the_product(tmp_path, refused, suffix):
     for name in "ab":
-        with io.Output(tmp_path / f"{name}.{suffix}") as output:
-            output.store(MATRIX)
-            output.commit()
+        io.save_array(MATRIX, tmp_path / f"{name}.{suffix}")
     a, b, link = (tmp_path / f"{name}.{suffix}" for name in ("a", "b", "link"))
     link.symlink_to(b)
     for output, operand in ((a, "A"), (b, "B"), (link, "B")):
