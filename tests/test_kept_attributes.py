@@ -105,6 +105,21 @@ def test_axes_that_hdf5_knows_stay(name):
         np.testing.assert_array_equal(file["m"], NEW if name == "m" else OLD)
 
 
+@pytest.mark.parametrize("name", ["m", "t"])
+def test_axes_of_another_length_have_no_scale_left(name):
+    with h5py.File("x.h5", "w") as file:
+        file["m"], file["t"], file["u"] = OLD, OLD[:, 0], OLD[0]
+        for axis, scale in enumerate("tu"):
+            file[scale].make_scale(scale)
+            file["m"].dims[axis].attach_scale(file[scale])
+    io.save_array(NEW[:2] if name == "m" else NEW[:2, 0], f"x.h5:{name}", overwrite=True)
+    with h5py.File("x.h5") as file:
+        assert len(file["m"].dims[0]) == 0
+        assert len(file["m"].dims[1]) == (name == "t")
+        assert "REFERENCE_LIST" not in file["t"].attrs
+        assert file["t"].is_scale == (name == "m")
+
+
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_a_store_of_xarrays_stays_one(zarr_format):
     zeros = np.where(OLD > 5, OLD, 0)

@@ -61,28 +61,33 @@ def give_hdf5(old: Any, new: Any) -> None:
     for name in old.attrs:
         if name not in unwanted:
             _copy_attribute(old, new, name)
-    if old.file != new.file or old.shape != new.shape:
+    if old.file != new.file:
         return
+    same = old.shape == new.shape  # xarray opens no array of which some axes alone have scales
     for axis, dimension in enumerate(old.dims):
-        if dimension.label:
+        if same and dimension.label:
             new.dims[axis].label = dimension.label
         for scale in list(dimension.values()):
             dimension.detach_scale(scale)
-            new.dims[axis].attach_scale(scale)
+            if same:
+                new.dims[axis].attach_scale(scale)
     if old.is_scale:
         _be_scale(old, new)
-    for name in {"_Netcdf4Dimid", "_Netcdf4Coordinates"} & {*old.attrs}:
-        _copy_attribute(old, new, name)
+    if same:
+        for name in {"_Netcdf4Dimid", "_Netcdf4Coordinates"} & {*old.attrs}:
+            _copy_attribute(old, new, name)
 
 
 def _be_scale(old: Any, new: Any) -> None:
-    """Have a dataset say of others' axes what another said."""
+    """Have a dataset say of others' axes what another said, if it is as long."""
     name = old.attrs.get("NAME", b"")
-    new.make_scale(name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name))
+    if old.shape == new.shape:
+        new.make_scale(name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name))
     for user, axis in [*old.attrs.get("REFERENCE_LIST", ())]:
         dimension = old.file[user].dims[int(axis)]
         dimension.detach_scale(old)
-        dimension.attach_scale(new)
+        if old.shape == new.shape:
+            dimension.attach_scale(new)
 
 
 def _copy_attribute(old: Any, new: Any, name: str) -> None:
