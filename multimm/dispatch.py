@@ -152,23 +152,38 @@ class Acceleration(AbstractContextManager[Report]):
         """The function, each of whose calls is inside."""
         if isinstance(func, classmethod | staticmethod):
             return type(func)(self(func.__func__))
-        steps = inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func)
+        # An object that is called runs its class's method.
+        called = func if inspect.isroutine(func) else vars(type(func)).get("__call__")
+        kinds = inspect.isgeneratorfunction, inspect.isasyncgenfunction
+        steps = any(kind(one) for kind in kinds for one in (func, called))
         if isinstance(func, type) or steps or not callable(func):
-            name = "multimm.accelerate()"
-            raise OptionError(
-                f"@{name} decorates functions, coroutine functions and methods, got {func!r}: "
-                f"decorate the methods of a class, or what a generator calls, or use `with {name}:`"
-            )
+            raise _undecorated(func)
 
         def function(*args: Any, **kwargs: Any) -> Any:
             with Acceleration():
-                return func(*args, **kwargs)
+                made = func(*args, **kwargs)
+            if inspect.isgenerator(made) or inspect.isasyncgen(made):
+                raise _undecorated(made)
+            # Of a function that makes one of a coroutine nobody could tell before.
+            return within(made) if inspect.iscoroutine(made) else made
+
+        async def within(made: Any) -> Any:
+            with Acceleration():
+                return await made
 
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
             with Acceleration():
                 return await func(*args, **kwargs)
 
         return wraps(func)(coroutine if inspect.iscoroutinefunction(func) else function)
+
+
+def _undecorated(func: Any) -> OptionError:
+    name = "multimm.accelerate()"
+    return OptionError(
+        f"@{name} decorates functions, coroutine functions and methods, got {func!r}: "
+        f"decorate the methods of a class, or what a generator calls, or use `with {name}:`"
+    )
 
 
 def accelerate() -> Acceleration:
@@ -212,9 +227,10 @@ def accelerate() -> Acceleration:
     as ``"ij,ij->ij"`` or an outer product. Wrong shapes raise at the call.
 
     Results have Dask's dtype: sums of short integers are in 64 bits, and exact there, where Dask's
-    wrap around within a block. `numpy.inner` and others that Dask has none of have NumPy's. With
-    ``np.matmul(x, y, dtype="int32")`` a product takes less memory. Products of bools are Dask's,
-    which counts the blocks in which one is true.
+    wrap around within a block; where Dask's ``@`` sums no blocks, it is that of the operands.
+    `numpy.inner` and others that Dask has none of have NumPy's. With ``np.matmul(x, y,
+    dtype="int32")`` a product takes less memory. Products of bools are Dask's, which counts the
+    blocks in which one is true.
 
     A function imported before, as in ``from dask.array import matmul``, is Dask's own object and
     cannot be redirected; ``da.matmul`` and ``@`` can. opt_einsum's table of such functions is

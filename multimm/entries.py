@@ -126,7 +126,9 @@ def _matrices(name: str, args: Args, kwargs: Kwargs) -> Product:
         last = -1, -min(ndims[1], 2)
         return _steps(_as_dask_sums(tensordot_steps(args[0], args[1], last, own_chunks)))
     wide = _dtype_of_sums(*(x.dtype for x in arrays))
-    options = {"dtype": wide, **kwargs} if wide is not None else kwargs
+    # Of one chunk along k Dask's matmul sums no blocks: it has NumPy's dtype, and wraps around.
+    summed = name == "dot" or any(map(_is_cut_along_k, arrays, (-1, -min(2, ndims[1]))))
+    options = {"dtype": wide, **kwargs} if summed and wide is not None else kwargs
     return Product(partial(matmul, *args, **options, chunks="operands"), "1 x product")
 
 
@@ -175,6 +177,12 @@ def _multi_dot(name: str, args: Args, kwargs: Kwargs) -> Product:
     terms[0], terms[-1] = terms[0][2 - ends[0] :], terms[-1][: ends[1]]
     out = terms[0][: ends[0] - 1] + terms[-1][2 - 1 :]
     return _steps(einsum_steps([f"{','.join(terms)}->{out}", *args[0]], rule=einsum_chunks))
+
+
+def _is_cut_along_k(x: Array, axis: int) -> bool:
+    """Whether Dask has several chunks of it along an axis."""
+    chunks = x.chunks if is_dask(x) else da.core.normalize_chunks("auto", x.shape, dtype=x.dtype)
+    return len(chunks[axis]) > 1
 
 
 def _dtype_of_sums(*dtypes: np.dtype[Any]) -> np.dtype[Any] | None:

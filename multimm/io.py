@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -88,8 +88,9 @@ def open_array(
     FileFormatError
         No such file, not a readable matrix, no such dataset, several to choose from, the
         package for this format or address is missing, sources of an HDF5 dataset are missing or
-        lie outside its folder, or the numbers stand for others: times, or attributes
-        ``scale_factor``, ``add_offset`` or ``_Unsigned`` (netCDF, xarray) that change them.
+        lie outside its folder, or the numbers stand for others: times, what was never written
+        (netCDF), or attributes ``scale_factor``, ``add_offset`` or ``_Unsigned`` (netCDF, xarray)
+        that change them.
     ArrayTypeError
         Dask's array query planning is switched on.
     ShapeError
@@ -99,7 +100,8 @@ def open_array(
     -----
     UserWarning
         An attribute ``_FillValue`` or ``missing_value`` other than NaN: where values are missing,
-        that number is read. The ``fill_value`` of Zarr itself is what unwritten chunks hold.
+        that number is read. The ``fill_value`` of Zarr itself is what unwritten chunks hold; in
+        Zarr 2 xarray has it stand for missing values as well.
         Changes go unnoticed of remote objects without a tag or a time of their last change, and
         of the chunks of a Zarr array over HTTP with more than 4096 of them.
     """
@@ -164,7 +166,9 @@ class Output:
         Default: ``"C"`` in a new HDF5 file, an unnamed array in a new store.
     overwrite : bool
         Replace what exists, only on success: the array of that name, or, without a name, a file
-        that holds one array and nothing else. Permission bits stay, the group too where it can.
+        that holds one array and nothing else. Permission bits stay, the group too where it can. So
+        do the array's attributes, but for those that say what the old numbers stood for (a scale, a
+        fill value, a time), dimension scales of HDF5, and names of axes.
 
     Raises
     ------
@@ -177,12 +181,12 @@ class Output:
     def __init__(
         self, path: PathLike, *, dataset: str | None = None, overwrite: bool = False
     ) -> None:
-        if "://" in os.fsdecode(path):
-            raise FileFormatError(
-                f"{os.fsdecode(path)}: remote addresses are read and not written; write to a local "
-                "path and copy it, or use dask.array.to_zarr(c, url)"
-            )
         place = files.locate(path, dataset)
+        if place.remote:
+            raise FileFormatError(
+                f"{place.name}: remote addresses are read and not written; write to a local path "
+                "and copy it, or use dask.array.to_zarr(c, url)"
+            )
         # Through links, so that the unfinished file lies on the file system of the real target.
         self.path = Path(os.path.realpath(place.path))
         self.overwrite = overwrite
@@ -194,6 +198,7 @@ class Output:
             self._target = self._find()
         self._matrix: StoredMatrix | None = None
         self._unfinished: Path | None = None
+        self._marks: Path | None = None  #: which blocks are written
         self._made: os.stat_result | None = None
         self._copied: identity.State = ()
 
@@ -249,7 +254,8 @@ class Output:
             # Two tasks must never write parts of one storage chunk.
             array = array.rechunk(tuple(max(sizes) for sizes in array.chunks))
         self._matrix = self._create(array)
-        writer = graph.Writer(str(self._named), raw.machine(self._matrix.path))
+        machine = raw.machine(self._matrix.path)
+        writer = graph.Writer(str(self._named), machine, str(self._marks))
         return graph.writes(self._matrix, array, writer)
 
     def _create(self, array: da.Array) -> StoredMatrix:
@@ -259,13 +265,14 @@ class Output:
         self._check_space(int(array.nbytes))
         self._claim.take()
         self._unfinished, self._made = self._claim.new_path(), None
+        self._marks = self._claim.new_path("marks")
         place = replace(self._named, path=str(self._unfinished), dataset=found.inner)
         chunks = graph.storage_chunks(array) if self.regular else None
         matrix = StoredMatrix(place, array.shape, array.dtype, chunks)
         try:
             self._begin(self._unfinished)
-            options = {"zarr_format": found.zarr_format} if self.regular else {}
-            written = self._format.create(matrix, **options)
+            self._marks.write_bytes(bytes(array.npartitions))
+            written = self._format.create(matrix, **self._kept(found))
         except FileFormatError:
             raise
         except (OSError, ValueError, TypeError) as error:
@@ -278,6 +285,16 @@ class Output:
                 "for instance with astype('float32')"
             )
         return written
+
+    def _kept(self, found: target.Target) -> dict[str, Any]:
+        """What the format has to know of the target, to keep what is said of its array."""
+        if self.regular:
+            return {
+                "zarr_format": found.zarr_format, "named": found.unit, "replaces": found.replaces
+            }  # fmt: skip
+        if self._format.create is hdf5.create and found.replaces and not found.keeps:
+            return {"replaced": found.unit}
+        return {}
 
     def _check_space(self, nbytes: int) -> None:
         found = self._target
@@ -324,8 +341,8 @@ class Output:
         Raises
         ------
         FileFormatError
-            The target came into being or changed meanwhile, the disk is full, or the folder does
-            not let it be replaced.
+            Not all blocks were written, the target came into being or changed meanwhile, the disk
+            is full, or the folder does not let it be replaced.
         OptionError
             Nothing was stored.
         """
@@ -343,10 +360,25 @@ class Output:
     def _finish(self) -> None:
         unfinished = self._unfinished
         assert unfinished is not None
+        self._check_written()
         access = access_of(self._meanwhile().unit)
         if access is not None:
             access.give_all(unfinished)
         commit.sync(unfinished)
+        # A store is one folder, to which others may be adding, or which they may be replacing.
+        with commit.in_turn(self.path.parent) if self.regular else nullcontext():
+            self._put(unfinished)
+
+    def _check_written(self) -> None:
+        assert self._marks is not None
+        marks = self._marks.read_bytes()
+        if missing := marks.count(0):
+            raise FileFormatError(
+                f"{self.path}: {missing:,} of {len(marks):,} blocks were not written: compute all "
+                "of what store() gives before commit()"
+            )
+
+    def _put(self, unfinished: Path) -> None:
         for _ in range(TRIES):
             found = self._meanwhile()
             # A group that was to be made has come into being: what is in ours goes into that.
@@ -432,6 +464,9 @@ class Output:
                 if self._made and os.path.samestat(os.stat(self._unfinished), self._made):
                     remove(self._unfinished)
             self._unfinished = None
+        if self._marks is not None:
+            remove(self._marks)
+            self._marks = None
         self._claim.release()
 
     def __enter__(self) -> Self:

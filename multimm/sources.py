@@ -21,6 +21,7 @@ from dask.array.core import Array, normalize_chunks, slices_from_chunks
 from dask.utils import SerializableLock
 
 from multimm.blocks import plain
+from multimm.errors import FileFormatError, one_line
 from multimm.shapes import auto_of_empty
 
 Where = tuple[slice, ...]
@@ -74,6 +75,8 @@ class Source:
         self.dtype = np.dtype(self._dtype() if dtype is None else dtype)
         found = getattr(source, "shards", None) or getattr(source, "chunks", None)
         self.chunks = chunks if chunks is not None else found if _are_sizes(found) else None
+        #: Reads the same when its user has closed the file, as `with h5py.File(...)` does.
+        self.opener = _opener(source)
 
     def _dtype(self) -> Any:
         """Of what slices are: netCDF4 unpacks numbers that it stores as integers."""
@@ -84,18 +87,25 @@ class Source:
 
     def __getitem__(self, where: Any) -> Any:
         """A part of it, as a dense array; masked elements are refused."""
-        part = np.asanyarray(self.source[where])
+        part = np.asanyarray(self._read(where))
         if isinstance(part, np.ma.MaskedArray) and not np.ma.is_masked(part):
             part = part.data  # netCDF4 returns nothing else, whether elements are missing or not
         missing = isinstance(part, np.ma.MaskedArray)
         fill = "elements are missing: read it, and pass what numpy.ma.filled(it, value) returns"
         return plain(part, "what is read of an operand", fill if missing else "")
 
+    def _read(self, where: Any) -> Any:
+        try:
+            return self.source[where]
+        except Exception:  # whatever its library raises of a file that is closed
+            if self.opener is None:
+                raise
+            return self.opener[where]
+
     def __reduce__(self) -> tuple[Any, ...]:
         """For workers: files are opened there, and what cannot travel is read first."""
-        opener = _opener(self.source)
-        moved: Any = self.source if opener is None else opener
-        if opener is None:
+        moved: Any = self.source if self.opener is None else self.opener
+        if self.opener is None:
             import cloudpickle  # type: ignore[import-untyped]
 
             try:
@@ -117,20 +127,26 @@ class OpenedForEachRead:
 
     def __getitem__(self, where: Any) -> Any:
         """A part of the array."""
-        with getattr(import_module(self.library), self.opened)(self.path, "r") as file:
-            array = file[self.name]
-            for method, value in self.settings.items():
-                getattr(array, method)(value)
-            return array[where]
+        try:
+            with getattr(import_module(self.library), self.opened)(self.path, "r") as file:
+                array = file[self.name]
+                for method, value in self.settings.items():
+                    getattr(array, method)(value)
+                return array[where]
+        except (OSError, KeyError, IndexError) as error:
+            raise FileFormatError(
+                f"{self.path}: {self.name}, an operand, cannot be read ({one_line(error)}); leave "
+                "the file as it is until the product is computed"
+            ) from error
 
 
 def _opener(source: Any) -> OpenedForEachRead | None:
     """What reads the same array elsewhere, for objects that hold an open file."""
-    library = type(source).__module__.partition(".")[0]
-    if library == "h5py":
+    library, kind = type(source).__module__.partition(".")[0], type(source).__name__
+    if library == "h5py" and kind == "Dataset":
         path = os.path.abspath(source.file.filename)
         return OpenedForEachRead("h5py", "File", path, source.name, {})
-    if library == "netCDF4":
+    if library == "netCDF4" and kind == "Variable":
         group = source.group()
         name = f"{group.path.rstrip('/')}/{source.name}"
         path, reads = os.path.abspath(group.filepath()), ("mask", "scale")

@@ -328,6 +328,24 @@ def test_sums_of_integers_have_dasks_dtype_and_are_exact(dtype, name):
     np.testing.assert_array_equal(result.compute(), wide.compute())
 
 
+@pytest.mark.parametrize("chunks", [(10, 30), (30, 30), (10, 10)])
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64"])
+@pytest.mark.parametrize("name", [*OF_INTEGERS, "vectors", "with NumPy's"])
+def test_sums_of_integers_have_dasks_dtype_in_any_chunks(name, dtype, chunks):
+    product = OF_INTEGERS | {
+        "vectors": lambda x, y: x[0] @ y[:, 0],
+        "with NumPy's": lambda x, y: x @ np.full((30, 30), 3, dtype),
+    }
+    x, y = (da.full((30, 30), 3, chunks=own, dtype=dtype) for own in (chunks, chunks[::-1]))
+    with multimm.accelerate():
+        result = product[name](x, y)
+    expected = product[name](x, y)
+    assert ours(result)
+    assert result.dtype == expected.dtype == result.compute().dtype
+    if chunks[1] == 30 and name in ("@", "vectors", "with NumPy's"):  # where Dask's wraps around
+        np.testing.assert_array_equal(result.compute(), expected.compute())
+
+
 @pytest.mark.parametrize("name", OF_INTEGERS)
 def test_sums_of_bools_are_dasks(name):
     y, product = da.ones((30, 30), chunks=10, dtype=bool), OF_INTEGERS[name]
@@ -569,3 +587,36 @@ def test_what_is_no_function_is_no_place_for_the_decorator(thing):
     with pytest.raises(OptionError, match=r"multimm\.accelerate\(\) decorates functions") as info:
         multimm.accelerate()(thing)
     assert "\n" not in str(info.value)
+
+
+class Steps:
+    def __call__(self):
+        yield
+
+
+class StepsToAwait:
+    async def __call__(self):
+        yield
+
+
+@pytest.mark.parametrize("thing", [Steps(), StepsToAwait()])
+def test_nor_is_what_is_called_like_a_generator(thing):
+    with pytest.raises(OptionError, match=r"multimm\.accelerate\(\) decorates functions"):
+        multimm.accelerate()(thing)
+
+
+@pytest.mark.parametrize("make", [steps, steps_to_await])
+def test_a_generator_that_is_returned_is_refused(make):
+    with pytest.raises(OptionError, match=r"multimm\.accelerate\(\) decorates functions"):
+        multimm.accelerate()(lambda: make())()
+
+
+def test_what_gives_a_coroutine_is_inside_while_it_runs(x):
+    class Model:
+        async def __call__(self):
+            await asyncio.sleep(0)
+            return ours(x @ x.T)
+
+    for func in Model(), lambda: Model()(), functools.partial(Model().__call__):
+        assert asyncio.run(multimm.accelerate()(func)())
+    assert not ours(x @ x.T)

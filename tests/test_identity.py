@@ -219,6 +219,24 @@ def test_consolidated_metadata_that_are_older_are_not_used(zarr_format):
     np.testing.assert_array_equal(read("g.zarr/y"), A)
 
 
+@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("path", ["g.zarr:x", "g.zarr", "memory://g.zarr:x", "memory://g.zarr"])
+def test_an_array_that_only_consolidated_metadata_have_is_gone(zarr_format, path):
+    system, root = fsspec.url_to_fs(path.partition(".zarr")[0] + ".zarr")
+    store = "g.zarr" if "://" not in path else zarr.storage.FsspecStore.from_url("memory://g.zarr")
+    group = zarr.create_group(store, zarr_format=zarr_format, overwrite=True)
+    group.create_array("x", data=A, chunks=(1, 4))
+    zarr.consolidate_metadata(store)
+    np.testing.assert_array_equal(read(path), A)
+    lazy = io.open_array(path)
+    system.rm(f"{root}/x", recursive=True)
+    with pytest.raises(FileFormatError, match=r"not there|no dataset|holds 0"):
+        io.open_array(path)
+    with pytest.raises(FileFormatError, match="gone"):
+        lazy.compute(scheduler="sync")
+
+
 def test_booleans_of_netcdf_are_booleans_and_times_are_refused():
     with h5py.File("x.nc", "w") as file:
         file["mask"], file["time"] = (A > 5).astype("i1"), A.astype("i8")

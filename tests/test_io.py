@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import pickle
 import subprocess
@@ -576,3 +577,39 @@ def test_a_dataset_in_the_path_whatever_the_case_of_the_suffix(path):
     found = files.locate(path)
     assert found.path.endswith(path.partition(":")[0])
     assert found.dataset == path.partition(":")[2].strip("/")
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_paths_that_the_system_refuses_are_named(tmp_path, suffix):
+    os.symlink(tmp_path / f"loop.{suffix}", tmp_path / f"loop.{suffix}")
+    for path in tmp_path / f"loop.{suffix}", tmp_path / f"{'x' * 300}.{suffix}":
+        with pytest.raises(FileFormatError, match=r"too long|symbolic links"):
+            io.open_array(path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks"), [([5, 3], [0, 3]), ([5, 3], [5, -1]), ([-5, 3], [5, 3])]
+)
+def test_sizes_that_no_array_has_are_damage(tmp_path, shape, chunks):
+    (tmp_path / "x.zarr").mkdir()
+    described = {"zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": "<f8", "order": "C"}
+    described |= {"compressor": None, "filters": None, "fill_value": 0}
+    (tmp_path / "x.zarr" / ".zarray").write_text(json.dumps(described))
+    header = {"descr": "<f8", "fortran_order": False, "shape": tuple(shape)}
+    with open(tmp_path / "x.npy", "wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(bytes(120))
+    with pytest.raises(FileFormatError, match=r"damaged|not a readable"):
+        io.open_array(tmp_path / "x.zarr")
+    if min(shape) < 0:
+        with pytest.raises(FileFormatError, match="damaged"):
+            io.open_array(tmp_path / "x.npy")
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_an_address_of_a_local_file_is_written_and_read(tmp_path, suffix):
+    address = f"file://{tmp_path}/x.{suffix}"
+    assert io.save_array(numbers(3, 4), address) == tmp_path / f"x.{suffix}"
+    np.testing.assert_array_equal(io.open_array(address), numbers(3, 4))
+    with pytest.raises(FileFormatError, match="exists already"):
+        io.save_array(numbers(3, 4), address)

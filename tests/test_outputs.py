@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 
 import dask
@@ -454,7 +455,7 @@ def test_what_a_killed_run_leaves_is_removed_by_the_next(tmp_path, suffix, datas
     before = io.open_array(path).compute()
     killed_run(path, dataset, overwrite=not dataset)
     left = [name for name in names(tmp_path) if name.startswith(".multimm-")]
-    assert len(left) == 2
+    assert {name.rpartition(".")[2] for name in left} == {"lock", "marks", "partial"}
     np.testing.assert_array_equal(io.open_array(path).compute(), before)
     start = time.monotonic()
     io.save_array(NEW, path, dataset=dataset or None, overwrite=not dataset)
@@ -476,7 +477,7 @@ def test_what_was_replaced_is_removed_by_the_next_run_too(tmp_path, suffix, monk
         with pytest.raises(KeyboardInterrupt):
             io.save_array(NEW, path, overwrite=True)
     np.testing.assert_array_equal(get(path), NEW)
-    assert len(names(tmp_path)) == 2
+    assert {name.rpartition(".")[2] for name in names(tmp_path)} == {"marks", "partial", suffix}
     io.save_array(OLD, path, overwrite=True)
     np.testing.assert_array_equal(get(path), OLD)
     assert names(tmp_path) == [path.name]
@@ -625,3 +626,71 @@ def test_a_writer_of_hdf5_that_is_stopped_holds_up_nobody(tmp_path):
             holder.kill()
         output.commit()
     np.testing.assert_array_equal(get(tmp_path / "c.h5"), matrix)
+
+
+def test_a_store_is_not_replaced_while_an_array_is_being_added(tmp_path, monkeypatch):
+    path = tmp_path / "m.zarr"
+    zarr.create_group(path).create_array("old", data=OLD)
+    part, whole = io.Output(f"{path}:new"), io.Output(path, overwrite=True)
+    for output in part, whole:
+        dask.compute(output.store(NEW))
+    refused = []
+
+    def replace():
+        try:
+            whole.commit()
+        except FileFormatError as error:
+            refused.append(str(error))
+
+    thread = threading.Thread(target=replace)
+    found, looked = io.Output._meanwhile, []
+
+    def then_the_other(self):
+        target = found(self)
+        looked.append(self)
+        if looked == [part, part]:  # the last look before the array gets its name
+            thread.start()
+            thread.join(1)  # which is how long it would take without a lock, many times over
+        return target
+
+    monkeypatch.setattr(io.Output, "_meanwhile", then_the_other)
+    part.commit()
+    thread.join()
+    whole.discard()
+    assert "lost: new, old" in refused[0]
+    group = zarr.open_group(path, mode="r")
+    np.testing.assert_array_equal(group["new"], NEW)
+    np.testing.assert_array_equal(group["old"], OLD)
+    assert names(tmp_path) == ["m.zarr"]
+
+
+def test_a_lock_on_the_folder_is_waited_for_and_not_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(commit, "LONGEST", 0.1)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        io.save_array(NEW, tmp_path / "m.zarr")
+    finally:
+        os.close(folder)
+    np.testing.assert_array_equal(get(tmp_path / "m.zarr"), NEW)
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_file_whose_blocks_were_not_all_written_gets_no_name(tmp_path, format_):
+    path = put(tmp_path / f"m.{format_}", OLD)
+    before = get(path) if format_ != "h5" else io.open_array(path).compute()
+    lazy = da.from_array(NEW, chunks=2)
+    for some in lambda flags: None, lambda flags: flags[:1].compute():
+        with io.Output(path, overwrite=True) as output:
+            some(output.store(lazy))
+            with pytest.raises(FileFormatError, match=r"of 4 blocks were not written: compute"):
+                output.commit()
+        np.testing.assert_array_equal(io.open_array(path), before)
+        assert names(tmp_path) == [path.name]
+    with io.Output(path, overwrite=True) as output:
+        flags = output.store(lazy)
+        flags[:1].compute()
+        flags[1:].compute()  # in as many steps as their user likes
+        output.commit()
+    np.testing.assert_array_equal(io.open_array(path), NEW)
+    assert names(tmp_path) == [path.name]

@@ -12,7 +12,13 @@ import pytest
 from small import integers
 
 import multimm
-from multimm.errors import ArrayTypeError, DTypeError, MultimmError, ShapeError
+from multimm.errors import (
+    ArrayTypeError,
+    DTypeError,
+    FileFormatError,
+    MultimmError,
+    ShapeError,
+)
 from multimm.io import save_array
 
 A, B = integers((40, 60), 1), integers((60, 50), 2)
@@ -276,3 +282,25 @@ def test_small_arrays_may_change_after_the_call_and_give_the_same_keys():
     assert c.name == multimm.matmul(a, b).name
     a[:] = 0
     np.testing.assert_array_equal(c.compute(), A @ B)
+
+
+@pytest.mark.parametrize("kind", [hdf5, netcdf, packed_netcdf])
+@pytest.mark.parametrize("travels", [False, True])
+def test_a_file_that_its_user_closes_before_the_product_is_computed(tmp_path, kind, travels):
+    source = kind(tmp_path, B)
+    c = multimm.matmul(da.from_array(A, chunks=20), source)
+    (source.file if kind is hdf5 else source.group()).close()
+    if travels:
+        c = pickle.loads(pickle.dumps(c))
+    np.testing.assert_array_equal(c.compute(), A @ B)
+    for path in tmp_path.glob("x.*"):
+        path.unlink()
+    with pytest.raises(FileFormatError, match=r"/x\.(h5|nc): .*x, an operand, cannot be read"):
+        c.compute()
+
+
+def test_views_of_a_file_travel(tmp_path):
+    source = hdf5(tmp_path, B).astype("f4")
+    c = multimm.matmul(da.from_array(A, chunks=20), source)
+    elsewhere = pickle.loads(pickle.dumps(c))
+    np.testing.assert_array_equal(elsewhere.compute(), A @ B.astype("f4"))

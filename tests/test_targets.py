@@ -90,7 +90,7 @@ def test_arrays_that_consolidated_metadata_lack_are_not_lost(tmp_path):
     path = container(tmp_path / "m.zarr", "C")
     zarr.consolidate_metadata(path)
     zarr.open_group(path, mode="a", use_consolidated=False).create_array("late", data=MATRIX)
-    with pytest.raises(FileFormatError, match=r"arrays lost: C, late"):
+    with pytest.raises(FileFormatError, match=r"lost: C, late"):
         io.save_array(MATRIX, path, overwrite=True)
 
 
@@ -115,9 +115,7 @@ def test_the_command_loses_no_factors(tmp_path, refused, suffix):
 @pytest.mark.parametrize("suffix", ["npy", "h5", "zarr"])
 def test_the_command_replaces_no_factor_by_the_product(tmp_path, refused, suffix):
     for name in "ab":
-        with io.Output(tmp_path / f"{name}.{suffix}") as output:
-            output.store(MATRIX)
-            output.commit()
+        io.save_array(MATRIX, tmp_path / f"{name}.{suffix}")
     a, b, link = (tmp_path / f"{name}.{suffix}" for name in ("a", "b", "link"))
     link.symlink_to(b)
     for output, operand in ((a, "A"), (b, "B"), (link, "B")):

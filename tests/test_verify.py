@@ -586,3 +586,24 @@ def test_unknown_chunk_sizes_are_refused():
     a = da.ones((6, 6), chunks=3)
     with pytest.raises(ShapeError, match="compute_chunk_sizes"):
         verify(a[a[:, 0] > 0], a, np.ones((6, 6)))
+
+
+LIES = {
+    "more than its dtype": lambda block: block + 1j,
+    "another dtype": lambda block: block.astype(str),
+    "fewer rows": lambda block: block[:1],
+    "more dimensions": lambda block: block[None],
+    "no array": lambda block: None,
+}
+
+
+@pytest.mark.parametrize("of", ["a", "b", "c", "c0"])
+@pytest.mark.parametrize("lie", LIES)
+def test_blocks_that_are_not_what_their_array_declares_are_named(lie, of):
+    x = np.arange(36.0).reshape(6, 6)
+    given = dict.fromkeys(["a", "b"], x) | {"c": x @ x + x, "c0": x}
+    lazy = {name: da.from_array(value, chunks=3) for name, value in given.items()}
+    assert multimm.verify(**lazy, beta=1)
+    lazy[of] = lazy[of].map_blocks(LIES[lie], dtype="f8", meta=np.empty((0, 0)))
+    with pytest.raises((ShapeError, DTypeError, ArrayTypeError), match="what is checked"):
+        multimm.verify(**lazy, beta=1)

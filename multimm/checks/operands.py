@@ -9,8 +9,8 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from multimm.blocks import plain
 from multimm.checks.rule import Rule, make_rule, rank, row_rule, wider
+from multimm.checks.tasks import declared
 from multimm.cluster.describe import describe
 from multimm.errors import DTypeError, MultimmError, OptionError, ShapeError, integer
 from multimm.gpu import requested_dtype
@@ -157,8 +157,12 @@ def as_blocks(array: Any, name: str) -> Any:
     """`array` as a Dask array of NumPy or CuPy blocks, of a numeric dtype and known chunks."""
     array = as_array(array, name, lazily=True)
     rank(array.dtype, name)
+    if is_dask(array):
+        return _ones_joined(
+            array.map_blocks(declared, array.dtype, dtype=array.dtype, meta=array._meta)
+        )
     # Asked again: in Dask's array query planning there are no arrays such as ours.
-    return _ones_joined(array if is_dask(array) else as_array(in_blocks(array, BLOCK_BYTES), name))
+    return _ones_joined(as_array(in_blocks(array, BLOCK_BYTES), name))
 
 
 def _ones_joined(array: Any) -> Any:
@@ -169,12 +173,7 @@ def _ones_joined(array: Any) -> Any:
     """
     sizes = zip(array.shape, array.chunks, strict=True)
     ones = {axis: -1 for axis, (size, own) in enumerate(sizes) if size == 1 and len(own) > 1}
-    return _plain_blocks(array).rechunk(ones) if ones else array
-
-
-def _plain_blocks(array: Any) -> Any:
-    """The same array; of blocks that are joined, nobody could tell what they were."""
-    return array.map_blocks(plain, dtype=array.dtype, meta=array._meta)
+    return array.rechunk(ones) if ones else array
 
 
 def _matrix(array: Any, name: str, transposed: bool) -> Any:
@@ -192,7 +191,7 @@ def _added(c0: Any, c: Any, beta: Any) -> Any:
         return None
     if c0 is None:
         raise OptionError(f"beta={beta!r} without c0: give the array that was added as c0")
-    c0 = _plain_blocks(as_blocks(c0, "c0"))
+    c0 = as_blocks(c0, "c0")
     try:
         return da.broadcast_to(c0, c.shape).rechunk(c.chunks)
     except ValueError as error:

@@ -19,6 +19,8 @@ from multimm.blocks import plain
 from multimm.checks.rule import PRIME, SHRINK, Rule
 from multimm.failures import named
 from multimm.gpu.arrays import to_numpy
+from multimm.graph.block_task import check_shape
+from multimm.graph.tasks.dtype_check import as_declared
 from multimm.graph.tasks.host_offload import on_device
 
 #: sum and largest of the absolute values that count; how many elements are non-finite, finite,
@@ -44,6 +46,15 @@ def checking(task: _Task) -> _Task:
             return task(*args, **kwargs)
 
     return named(run)
+
+
+@checking
+def declared(block: Any, dtype: np.dtype[Any], block_info: Any = None) -> Any:
+    """A block that is what its array declares; of others a check would look at a part."""
+    of = "what is checked"
+    block = as_declared(block, dtype, of)
+    check_shape(block, tuple(block_info[None]["chunk-shape"]), of=of)
+    return block
 
 
 def _in_strips(task: _Task) -> _Task:

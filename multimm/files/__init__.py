@@ -85,6 +85,8 @@ def locate(
         format has none.
     """
     given = os.fsdecode(path)
+    if "\0" in given or "\0" in (dataset or ""):
+        raise FileFormatError(f"{given!r}: no name has a zero byte in it; choose another")
     text = _local(given)
     if not (suffix_of(text) in FORMATS and _whole(text)):
         for between in ":", "/":
@@ -158,9 +160,9 @@ def inspect(place: Location) -> StoredMatrix:
         Nothing there, not readable, truncated, no such dataset, or not a numeric array of
         at least one dimension.
     """
-    if not place.remote and identity.state(place.path) == identity.ABSENT:
-        raise FileFormatError(f"{place.name}: no such file or directory")
     try:
+        if not place.remote and identity.state(place.path) == identity.ABSENT:
+            raise FileNotFoundError
         found = FORMATS[place.suffix].inspect(place)
     except FileFormatError:
         raise
@@ -171,6 +173,9 @@ def inspect(place: Location) -> StoredMatrix:
         raise FileFormatError(f"{place}: {what} ({reason(error)})") from error
     if found.dtype.kind not in NUMERIC_KINDS:
         raise FileFormatError(f"{place}: elements are {found.dtype}; {HOLDS}")
+    if min((0, *found.shape)) < 0 or min(found.chunks or (1,)) < 1:
+        stored = f", in chunks of {found.chunks}" if found.chunks else ""
+        raise FileFormatError(f"{place}: declares shape {found.shape}{stored}: it is damaged")
     if not found.shape:
         raise FileFormatError(f"{place}: holds a single value (0-d); a matrix is needed")
     if place.remote and not all(remote.is_known(told) for _, told in found.sources if told):

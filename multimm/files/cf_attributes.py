@@ -27,7 +27,7 @@ MISSING = ("_FillValue", "missing_value")
 _SINCE = re.compile(
     r"\s*(nano|micro|milli)?(s|secs?|seconds?|min|mins|minutes?|h|hrs?|hours?|d|days?|weeks?|"
     r"(common_|all_leap_|tropical_|sidereal_|leap_|julian_|gregorian_)?(years?|months?)|"
-    r"ns|us|ms|[µμ]s|msecs?)\s+since\s",
+    r"ns|us|ms|[µμ]s|msecs?)\s+(since\s|as\s+%Y)",
     re.IGNORECASE,
 )
 
@@ -86,8 +86,27 @@ def carried(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: attributes[name] for name in names if name in attributes}
 
 
+#: What else says of numbers what they are: bounds, and what was counted of them.
+_OF_VALUES = {*CHANGES, *MISSING, "_Unsigned", "dtype", "valid_min", "valid_max", "valid_range"}
+_OF_VALUES |= {"actual_range", "flag_values", "flag_masks", "flag_meanings"}
+
+
+def of_values(attributes: Mapping[str, Any]) -> set[str]:
+    """Those of an array's attributes that say what its numbers stand for, and of no others'."""
+    times = {"units", "calendar"} if _SINCE.match(_text(attributes.get("units", ""))) else set()
+    return (_OF_VALUES | times) & {*attributes}
+
+
 def _listed(found: Mapping[str, Any], names: list[str]) -> str:
-    return ", ".join(f"{name}={_text(found[name])}" for name in names)
+    return ", ".join(f"{name}={_shown(found[name])}" for name in names)
+
+
+def _shown(value: Any) -> str:
+    """An attribute for a message: xarray writes numbers in Zarr 3 as text that nobody reads."""
+    try:
+        return _text(_numbers(value)) if isinstance(value, str) else _text(value)
+    except ValueError:
+        return _text(value)
 
 
 def _text(value: Any) -> str:

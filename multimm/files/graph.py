@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -102,11 +103,13 @@ class Writer(NamedTuple):
     target: str
     #: Who syncs all that is written there at the end: tasks elsewhere sync their own blocks.
     machine: str
+    #: A file with a byte for each block, which is 1 once the block is written.
+    marks: str
 
 
 @named
 def write_block(
-    matrix: StoredMatrix, index: Where, block: Any, writer: Writer | None = None
+    matrix: StoredMatrix, index: Where, block: Any, writer: Writer | None = None, number: int = 0
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Write one block; a single true element in as many dimensions as the block has.
 
@@ -119,12 +122,22 @@ def write_block(
         form.write(matrix, index, block, _threads(gpu=False))
         if writer is not None and writer.machine != raw.machine(matrix.path):
             form.sync(matrix, index)
+        if writer is not None:
+            _mark(writer.marks, number)
     except OSError as error:
         raise FileFormatError(
             f"{writer.target if writer else matrix.path}: a block cannot be written "
             f"({reason(error)}); nothing was put there: make room, or write elsewhere"
         ) from error
     return np.ones((1,) * len(index), dtype=bool)
+
+
+def _mark(path: str, number: int) -> None:
+    marks = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(marks, b"\1", number)
+    finally:
+        os.close(marks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +208,9 @@ def writes(matrix: StoredMatrix, array: da.Array, writer: Writer) -> da.Array:
             index,
             TaskRef((array.name, *position)),
             writer,
+            number,
         )
-        for position, index in _indices(array.chunks)
+        for number, (position, index) in enumerate(_indices(array.chunks))
     }
     upstream: Any = array
     graph = HighLevelGraph.from_collections(name, TaskLayer(layer), dependencies=[upstream])
@@ -222,7 +236,8 @@ def blocks(matrix: StoredMatrix, chunks: Any) -> Chunks:
             raise ValueError("a size below 0")
     except (ValueError, TypeError, ZeroDivisionError) as error:
         raise ShapeError(
-            f"{matrix.place}: chunks={chunks!r} do not fit shape {matrix.shape} ({reason(error)})"
+            f"{matrix.place}: chunks={chunks!r} do not fit shape {matrix.shape} ({reason(error)}); "
+            'give a size above 0 for all axes, one for each, or "auto"'
         ) from error
     return tuple(tuple(map(int, sizes)) for sizes in blocks)
 

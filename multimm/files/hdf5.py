@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from multimm.errors import FileFormatError
-from multimm.files import remote
+from multimm.files import netcdf, remote
 from multimm.files.cf_attributes import carried, check_meaning
 from multimm.files.hdf5_links import Search
 from multimm.files.identity import State, check, settled
@@ -79,6 +79,7 @@ def _found(place: Location) -> tuple[tuple[StoredMatrix, dict[str, Any]], list[S
         if not isinstance(item, h5py.Dataset):
             choose_dataset(found, _listed(file, search))
         _refuse_kinds(found, item)
+        netcdf.check(found, item)
         inside = Inside(path, item.name) if place.remote else search.dataset(item, path)
         if place.remote and (item.is_virtual or item.external):
             raise FileFormatError(
@@ -115,7 +116,7 @@ def _refuse_kinds(place: Location, item: Any) -> None:
     h5py = package("h5py")
     if item.shape is None:
         raise FileFormatError(f"{place}: an empty dataset, without a shape")
-    of_netcdf = place.suffix in (".nc", ".nc4")
+    of_netcdf = netcdf.is_netcdf(place, item.file)
     if of_netcdf and item.dtype.kind != "b" and h5py.check_enum_dtype(item.dtype) is not None:
         names = ", ".join(list(h5py.check_enum_dtype(item.dtype))[:4])
         raise FileFormatError(f"{place}: elements are of an enumeration ({names}, ...); {HOLDS}")
@@ -197,5 +198,6 @@ def read(matrix: StoredMatrix, index: Where, _: int = 1) -> Any:
                 "opened; open it again"
             )
         block = item[index]
+        netcdf.check_block(matrix.place, item, block)
     check(matrix.sources)  # written to meanwhile
     return block

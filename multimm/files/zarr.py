@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -51,8 +51,13 @@ def inspect(place: Location) -> StoredMatrix:
         arrays = _arrays(place, store)
         name = choose_dataset(place, {key: item.shape for key, item in arrays.items()})
         node = arrays[name]
+        if _array_at(store, name) is None:
+            raise FileFormatError(
+                f"{place.name}: its consolidated metadata tell of {name}, which is not there: call "
+                "zarr.consolidate_metadata on it"
+            )
     found = replace(place, dataset=name)
-    dtype = check_meaning(found, node.dtype, node.attrs)
+    dtype = check_meaning(found, node.dtype, _attributes(node))
     matrix = StoredMatrix(found, node.shape, dtype, node.shards or node.chunks)
     matrix = settled(partial(_seen, matrix, node))
     if (
@@ -65,6 +70,15 @@ def inspect(place: Location) -> StoredMatrix:
             "which may not be what was meant; write them, or set a fill_value"
         )
     return matrix
+
+
+def _attributes(node: Any) -> Mapping[str, Any]:
+    """Those of an array; what xarray writes into Zarr 2 is missing where it is the fill value."""
+    metadata = node.metadata
+    if metadata.zarr_format == 3 or "_ARRAY_DIMENSIONS" not in node.attrs:
+        return cast("Mapping[str, Any]", node.attrs)
+    masks = {} if metadata.fill_value is None else {"_FillValue": metadata.fill_value}
+    return {**masks, **node.attrs}
 
 
 def _check_folder(place: Location) -> None:
@@ -134,9 +148,10 @@ def _unlisted(path: str) -> bool:
 
 
 def _array(matrix: StoredMatrix) -> Any:
-    store, name = _store(matrix.path), matrix.dataset or ""
-    found = _array_at(store, name)
-    return package("zarr").open_group(store, mode="r")[name] if found is None else found
+    found = _array_at(_store(matrix.path), matrix.dataset or "")
+    if found is None:
+        raise FileFormatError(f"{matrix.place}: is gone; open it again")
+    return found
 
 
 def _folder(matrix: StoredMatrix) -> str:
@@ -149,9 +164,6 @@ def _seen(matrix: StoredMatrix, node: Any) -> tuple[StoredMatrix, list[State]]:
     folder = _folder(matrix)
     names = ("zarr.json",) if node.metadata.zarr_format == 3 else (".zarray", ".zattrs")
     described = sources(f"{folder}/{name}" for name in names)
-    if all(found == ABSENT for _, found in described):
-        index = "zarr.json" if node.metadata.zarr_format == 3 else ".zmetadata"
-        described = sources([f"{matrix.path.rstrip('/')}/{index}"])
     if _unlisted(matrix.path):
         chunks = _asked(matrix, folder, node)
     elif matrix.place.remote:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from multimm.files.raw import sync_one
@@ -25,6 +28,8 @@ UNKNOWN = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}
 NOTHING_TO_SYNC = {errno.EINVAL, errno.EOPNOTSUPP}
 #: Files of a store that are synced at a time: a disk's journal takes what waits in one commit.
 SYNCS = 16
+#: Seconds to wait for another's commit, which takes a few renames; arbitrary.
+LONGEST = 10.0
 
 
 def sync(path: Path) -> None:
@@ -53,6 +58,31 @@ def sync_folder(path: Path) -> None:
     except OSError as error:
         if error.errno not in NOTHING_TO_SYNC:
             raise
+
+
+@contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """One commit in a folder at a time: what was found there stays until the names are changed.
+
+    Without it where the file system has no locks, or somebody keeps it locked for `LONGEST`.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, descriptor)
+            _wait_for(descriptor)
+        yield
+
+
+def _wait_for(descriptor: int) -> None:
+    until = time.monotonic() + LONGEST
+    while time.monotonic() < until:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.01)
+        else:
+            return
 
 
 def put_new(unfinished: Path, path: Path) -> None:

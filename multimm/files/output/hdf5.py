@@ -19,6 +19,7 @@ from multimm.errors import FileFormatError
 from multimm.files import identity
 from multimm.files.hdf5 import opened
 from multimm.files.identity import State
+from multimm.files.output import kept
 from multimm.files.stored import Location, StoredMatrix, allocate, few, package
 
 #: Linux's ioctl that has two files share their blocks until one is written to.
@@ -27,19 +28,24 @@ FICLONE = 0x40049409
 DEFAULT = "C"
 
 
-def create(matrix: StoredMatrix) -> StoredMatrix:
+def create(matrix: StoredMatrix, replaced: Path | None = None) -> StoredMatrix:
     """The matrix in the empty file at its path, or added to what is in there, without its values.
 
-    A dataset of its name is replaced.
+    A dataset of its name is replaced, and so is that of a whole file; attributes of either stay.
     """
     h5py = package("h5py")
     early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)  # blocks come, everywhere
     with opened(matrix.path, "r+" if os.path.getsize(matrix.path) else "w") as file:
-        if matrix.dataset in file:
-            del file[matrix.dataset]
+        older = file.get(matrix.dataset)
+        if older is not None:
+            del file[matrix.dataset]  # its name; it is there as long as it is open
         made = file.create_dataset(matrix.dataset, matrix.shape, matrix.dtype, dcpl=early)
+        if older is not None:
+            kept.give_hdf5(older, made)
+        elif replaced is not None:
+            kept.from_file(replaced, made)
         offset = made.id.get_offset() or 0  # none of an empty array
         written = replace(matrix, dtype=made.dtype, offset=offset)
     # A file that a full disk keeps from being closed stays locked, and the next error would
@@ -107,6 +113,8 @@ def held(path: Path) -> tuple[list[str], list[str]]:
                 look(inside, item)
 
     with opened(str(path), "r") as file:
+        if file.userblock_size:
+            others.append(f"a user block of {file.userblock_size:,} bytes")
         seen = [file["/"]]
         look("", file["/"])
     return arrays, others

@@ -28,7 +28,7 @@ class Target:
     replaces: bool  #: something has that name, and may go
     store: Path  #: the file or store that the unit is, or is in
     keeps: bool = False  #: it begins as a copy of what is there, with all that it holds (HDF5)
-    zarr_format: int = 3  #: of the group that an array is added to
+    zarr_format: int = 3  #: of what is replaced, or of the group that an array is added to
 
     @property
     def name(self) -> Path:
@@ -178,7 +178,8 @@ def _find_zarr(place: Location, path: Path, overwrite: bool) -> Target:
         )
     if not parts:
         zarr.check_replaced(path, path)
-        return Target(path, None, True, path)
+        old = zarr.look(path)
+        return Target(path, None, True, path, zarr_format=old.zarr_format if old else 3)
     here, zarr_format = path, 3
     for depth, part in enumerate(parts):
         node = zarr.look(here)

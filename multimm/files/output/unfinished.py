@@ -145,7 +145,7 @@ class Claim:
 
     def leftovers(self) -> list[Path]:
         """What runs have left that ended before their output had its name."""
-        known = re.compile(rf"{re.escape(self._stem)}-[0-9a-f]{{8}}\.(partial|replaced)")
+        known = re.compile(rf"{re.escape(self._stem)}-[0-9a-f]{{8}}\.(partial|replaced|marks)")
         with os.scandir(self.folder) as entries:
             return sorted(self.folder / e.name for e in entries if known.fullmatch(e.name))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from multimm.errors import FileFormatError
+from multimm.files.output import kept
 from multimm.files.raw import sync_one
 from multimm.files.storage_chunks import at_a_time, boxes, within
 from multimm.files.stored import StoredMatrix, Where, few, package
@@ -41,6 +42,8 @@ class Node(NamedTuple):
     ndim: int
     #: A group's metadata tell of all below it.
     consolidated: bool
+    #: It has attributes of its own.
+    described: bool
 
 
 def look(folder: Path) -> Node | None:
@@ -48,14 +51,14 @@ def look(folder: Path) -> Node | None:
     found = _json(folder / "zarr.json")
     if found.get("zarr_format") == 3 and found.get("node_type") in ("array", "group"):
         ndim = len(found.get("shape") or ())
-        return Node(
-            found["node_type"] == "array", 3, ndim, bool(found.get("consolidated_metadata"))
-        )
+        index, own = bool(found.get("consolidated_metadata")), bool(found.get("attributes"))
+        return Node(found["node_type"] == "array", 3, ndim, index, own)
     found = _json(folder / ".zarray")
     if found.get("zarr_format") == 2:
-        return Node(True, 2, len(found.get("shape") or ()), False)
+        return Node(True, 2, len(found.get("shape") or ()), False, bool(_json(folder / ".zattrs")))
     if _json(folder / ".zgroup").get("zarr_format") == 2:
-        return Node(False, 2, 0, (folder / ".zmetadata").is_file())
+        index, own = (folder / ".zmetadata").is_file(), bool(_json(folder / ".zattrs"))
+        return Node(False, 2, 0, index, own)
     return None
 
 
@@ -72,6 +75,7 @@ class Contents:
     """All that is in a folder: arrays by name, and files that are Zarr's and that are not."""
 
     arrays: list[str] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)  #: those with attributes
     files: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
@@ -101,6 +105,8 @@ def _collect(folder: Path, name: str, found: Contents) -> None:
         found.arrays.append(name)
         _collect_chunks(folder, "", node.ndim, found)
         return
+    if node is not None and node.described:
+        found.groups.append(name or "/")
     for entry in _sorted(folder):
         if entry.is_dir(follow_symlinks=False):
             _collect(folder / entry.name, f"{name}/{entry.name}".lstrip("/"), found)
@@ -156,16 +162,27 @@ def check_replaced(folder: Path, shown: Path) -> None:
             f"{shown}: holds {first}{more}, which Zarr did not write, and is never replaced; "
             "choose another name, or move what is yours"
         )
-    if len(found.arrays) > 1:
+    if len(found.arrays) > 1 or found.groups:
+        lost = found.arrays + [f"attributes of {group}" for group in found.groups]
         raise FileFormatError(
-            f"{shown}: the whole store would be replaced, and these arrays lost: "
-            f"{few(found.arrays)}; name the one that is meant, as in {shown.name}:/NAME, or "
-            "write to another file"
+            f"{shown}: the whole store would be replaced, and these lost: {few(lost)}; name the "
+            f"array that is meant, as in {shown.name}:/NAME, or write to another file"
         )
 
 
-def create(matrix: StoredMatrix, zarr_format: int = 3) -> StoredMatrix:
-    """The matrix in the empty folder at its path, with the groups above it, without its values."""
+def create(
+    matrix: StoredMatrix, zarr_format: int = 3, named: Path | None = None, *, replaces: bool = False
+) -> StoredMatrix:
+    """The matrix in the empty folder at its path, with the groups above it, without its values.
+
+    `named` is the folder that it gets, where one may be whose attributes the new one keeps.
+    """
+    old, beside = None, []
+    if named is not None and replaces:
+        old = next(iter(_opened(named)), None)
+    elif named is not None and not matrix.dataset and look(named.parent) is not None:
+        beside = _opened(named.parent)
+    name = (matrix.dataset or "").rpartition("/")[2] or (named.name if named else "")
     # Products of measured numbers hardly compress; uncompressed chunks also have no 2 GB limit.
     made = package("zarr").create_array(
         store=matrix.path,
@@ -175,12 +192,29 @@ def create(matrix: StoredMatrix, zarr_format: int = 3) -> StoredMatrix:
         dtype=matrix.dtype,
         compressors=None,
         zarr_format=zarr_format,
+        **kept.of_zarr(name, matrix.shape, matrix.dtype, zarr_format, old, beside),
     )
     return replace(matrix, dtype=made.dtype, chunks=made.chunks)
 
 
+def _opened(folder: Path) -> list[Any]:
+    """The array that a folder is, or those in the group that it is."""
+    zarr = package("zarr")
+    with suppress(Exception):  # the library raises anything on what is damaged
+        found = zarr.open(folder, mode="r")
+        if isinstance(found, zarr.Array):
+            return [found]
+        group = zarr.open_group(folder, mode="r", use_consolidated=False)
+        return [item for _, item in group.arrays()]
+    return []
+
+
 def _array(matrix: StoredMatrix) -> Any:
-    return package("zarr").open_array(matrix.path, path=matrix.dataset or "", mode="r+")
+    found = package("zarr").open_array(matrix.path, path=matrix.dataset or "", mode="r+")
+    # Without a fill value nothing says what a chunk is that is not there.
+    return (
+        found if found.fill_value is not None else found.with_config({"write_empty_chunks": True})
+    )
 
 
 def write(matrix: StoredMatrix, index: Where, block: Any, threads: int = 1) -> None:
