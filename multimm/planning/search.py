@@ -129,9 +129,8 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
     )
 
     def cut_as(grid: Grid, cut: Cut) -> Rank:
-        layout, held = lay_out(problem, cluster, grid, options, cut)
-        if layout not in ranks:
-            ranks[layout] = rank_of(layout, cluster, held)
+        layout = lay_out(problem, cluster, grid, options, cut)
+        ranks[layout] = rank_of(layout, cluster)
         return ranks[layout]
 
     # Blocks are judged by two lengths of k-tiles, and the best of them cut in all ways.
@@ -185,8 +184,7 @@ def cut_alike(
 ) -> Mapping[Schedule, Rank]:
     """Every arrangement, all cut in the same way."""
     arrangements = _arrangements(problem.symmetric, cluster.workers, options.p_k)
-    found = (lay_out(problem, cluster, grid, options, cut) for grid in arrangements)
-    return {layout: rank_of(layout, cluster, held) for layout, held in found}
+    return ranked((lay_out(problem, cluster, grid, options, cut) for grid in arrangements), cluster)
 
 
 def _arrangements(symmetric: bool, workers: int, p_k: int | None) -> list[Grid]:
@@ -271,14 +269,16 @@ def best_of_each_grid(
 
 def ranked(layouts: Iterable[Schedule], cluster: ClusterSpec) -> dict[Schedule, Rank]:
     """These layouts of some of the workers."""
-    return {x: rank_of(x, cluster, memory.held(x, cluster.first(x.grid.workers))) for x in layouts}
+    return {layout: rank_of(layout, cluster) for layout in layouts}
 
 
-def rank_of(layout: Schedule, cluster: ClusterSpec, held: memory.Held) -> Rank:
-    """What the chooser compares, of a layout that holds so much."""
+# Cuts that differ on paper are often the same blocks.
+@lru_cache(maxsize=128)
+def rank_of(layout: Schedule, cluster: ClusterSpec) -> Rank:
+    """What the chooser compares."""
     cluster = cluster.first(layout.grid.workers)
     moved = communication.moved(layout, cluster.workers)
-    stay, spill = held
+    stay, spill = memory.held(layout, cluster)
     too_large = memory.excess((stay, {}), cluster) > 0
     spilled = memory.excess((stay, spill), cluster)
     terms = time.seconds(layout, cluster, moved.busiest, spilled)
