@@ -33,6 +33,9 @@ from multimm.planning.work.symmetric import FREE_PLACES
 SOME_K_TILES, K_TILES = (0.125, 0.5), (0.0625, 0.25, 1, 2, 4)
 FINER = ((1, 1), (1, 2), (2, 1), (2, 2))  # rows of blocks, and columns
 FINER_SYMMETRIC = tuple((finer, finer) for finer in (0.5, 1, 1.5, 2, 3, 4, 6, 8))
+#: Where k-tiles take so many times as long as the best ones, shorter ones are not tried: no golden
+#: plan changes. With 1.2 one takes 8 % longer.
+FAR = 1.4
 #: Cuts into the operands' own chunks: as they are, and tiny ones joined.
 AS_THEY_COME = Cut(given=True, joined=False)
 GIVEN = (Cut(given=True), AS_THEY_COME)
@@ -140,8 +143,12 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
         for grid, factors in product(finalists, finer)
     }
     for grid, factors in sorted(by_blocks, key=by_blocks.__getitem__)[: 2 * FINALISTS]:
+        best = by_blocks[grid, factors]
         for k_tiles in others:
-            cut_as(grid, Cut(*factors, k_tiles))
+            rank = cut_as(grid, Cut(*factors, k_tiles))
+            best = min(best, rank)
+            if k_tiles >= 1 and rank.seconds > FAR * best.seconds:
+                break
     if problem.chunked:
         # They may be cut as an arrangement wants them that, cut as usual, is none of the best.
         for cut in GIVEN:
