@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multimm.cluster.describe import described
-from multimm.cluster.inspect.cluster_spec import listed_with
+from multimm.cluster.inspect.cluster_spec import Holders, listed_with
 from multimm.cluster.local import local
 from multimm.errors import DTypeError, OptionError, ShapeError
 from multimm.gpu import requested_dtype
@@ -19,6 +19,7 @@ from multimm.gpu.integers.gemm import TENSOR_CORES, format_of
 from multimm.gpu.kernel_selection import Precision
 from multimm.gpu.problem import check_beta
 from multimm.graph.array import build
+from multimm.graph.block_task import Key
 from multimm.graph.data_location import (
     block_keys,
     makers_of,
@@ -57,11 +58,16 @@ from multimm.shapes import check_operands, check_result
 Scalar = complex
 NOTHING_FIXED = Options()  #: to make one takes as long as to check a small product
 Given = Any  #: an operand: an array, or a `MatrixSpec`
-#: By the name of an array whose blocks are in memory: the addresses that have each of them.
-Held = Mapping[str, Sequence[Sequence[str]]]
 #: Of a product's seconds otherwise, what one task that also copies may take: nothing runs beside
 #: the copies then. Arbitrary.
 IN_ONE = 0.9
+
+
+class Answer(NamedTuple):
+    """What the scheduler has said: see `ask`."""
+
+    cluster: ClusterSpec | None
+    holders: Holders
 
 
 class Located(NamedTuple):
@@ -108,11 +114,11 @@ class Product(NamedTuple):
     def _arrays(self) -> list[Array]:
         return [x for x in (self.a, self.b) if not isinstance(x, MatrixSpec)]
 
-    def result(self) -> Array:
-        """Lazy if one operand is, else computed."""
+    def result(self, answer: Answer | None = None) -> Array:
+        """Lazy if one operand is, else computed; planned for what the scheduler said, if it did."""
         warn_of_overflow(self.a.dtype, self.b.dtype, self._k, self.step.dtype, self.asked)
         if is_dask(self.a):
-            made = self._lazy()
+            made = self._lazy(answer)
         else:
             made = multiply.gemm(self.a, self.b, c=self.c, step=self.step)
         if self.vectors[0]:
@@ -122,17 +128,17 @@ class Product(NamedTuple):
         # Of two vectors NumPy makes a scalar, CuPy and Dask an array of 0 dimensions.
         return made if made.ndim else made[()]
 
-    def _lazy(self) -> Array:
+    def _lazy(self, answer: Answer | None) -> Array:
         shape = np.broadcast_shapes(self.a.shape[:-2], self.b.shape[:-2])
         meta = np.empty_like(self.a._meta, shape=(0,) * (len(shape) + 2), dtype=self.step.dtype)
-        plan = self.plan()
+        plan = self.plan(answer=answer)
         if (client := current_client()) is not None:
             from multimm.graph.scheduler.install import install
 
             install(client)
         return build(plan, self.a, self.b, self.c, self.step, meta)
 
-    def plan(self, cluster: ClusterSpec | None = None) -> MatmulPlan:
+    def plan(self, cluster: ClusterSpec | None = None, answer: Answer | None = None) -> MatmulPlan:
         """The plan for some workers, by default those of the current client, or this process."""
         if cluster is not None and not isinstance(cluster, ClusterSpec):
             raise OptionError(
@@ -141,13 +147,13 @@ class Product(NamedTuple):
             )
         gpu = any(map(on_gpu, self._arrays))
         added = [] if self.c is None or isinstance(self.c, MatrixSpec) else [self.c]
-        found, held = _workers(cluster, self._arrays + added)
+        found, holders = answer or ask(cluster, self._arrays + added)
         on = found or local(gpu=gpu)
         # Of shapes alone nobody knows where they will lie: on the GPUs, if there are any.
         hosted = self._hosted(on)
         on_gpus = gpu or hosted or not self._arrays
         pack, exact = self._pack_scheme(on, on_gpus), self._exact(on, on_gpus)
-        problem = self._problem(pack, exact, on, held, hosted=hosted)
+        problem = self._problem(pack, exact, on, holders, hosted=hosted)
         plan = partial(plan_matmul, cluster=on, precision=self.step.precision, options=self.options)
         made = [plan(problem)]
         if {*"ab"} <= {*problem.uploaded} and (made[0].bytes_spilled or on.workers == 1):
@@ -189,9 +195,9 @@ class Product(NamedTuple):
         )
 
     def _problem(
-        self, pack: str, exact: str, cluster: ClusterSpec, held: Held, *, hosted: bool
+        self, pack: str, exact: str, cluster: ClusterSpec, holders: Holders, *, hosted: bool
     ) -> Problem:
-        (a, lazy_a), (b, lazy_b) = (self._located(x, cluster, held) for x in (self.a, self.b))
+        (a, lazy_a), (b, lazy_b) = (self._located(x, cluster, holders) for x in (self.a, self.b))
         given = {"a": self.a, "b": self.b, "c": self.c}
         uploaded = [role for role, x in given.items() if hosted and x is not None and not _made(x)]
         return Problem(
@@ -199,7 +205,7 @@ class Product(NamedTuple):
             b=b.T if self.step.trans_b else b,
             dtype=self.step.dtype,
             accumulate=self.step.accumulate,
-            c=None if self.c is None else self._located(self.c, cluster, held).spec,
+            c=None if self.c is None else self._located(self.c, cluster, holders).spec,
             rereadable=(_rereadable(self.a), _rereadable(self.b)),
             pack=pack,
             exact=exact,
@@ -212,7 +218,7 @@ class Product(NamedTuple):
             chunks=self.chunks,
         )
 
-    def _located(self, x: Given, cluster: ClusterSpec, held: Held) -> Located:
+    def _located(self, x: Given, cluster: ClusterSpec, holders: Holders) -> Located:
         """An operand, and where its blocks lie or will be made."""
         if isinstance(x, MatrixSpec):
             return Located(x, awaited=False)
@@ -222,7 +228,8 @@ class Product(NamedTuple):
         if addresses := owners_of(x, cluster.workers):  # of a product that is still lazy
             owners = cluster.ranks(addresses)
         else:
-            owners = where_blocks_lie(held.get(x.name, ()), cluster.addresses)
+            held = [holders.get(key, ()) for key in _asked_for(x)]
+            owners = where_blocks_lie(held, cluster.addresses)
             awaited = not (owners and block_keys(x))
         if not owners and cluster.workers > 1 and not _rereadable(x):
             beside = filter(is_dask, self._arrays)
@@ -346,14 +353,17 @@ def _step(
     return multiply.Step(str(sums), str(dtype), trans_a, trans_b, alpha, beta, precision)
 
 
-def _workers(cluster: ClusterSpec | None, arrays: list[Array]) -> tuple[ClusterSpec | None, Held]:
-    """The given workers, or those that a computation started now would run on; what they have."""
+def ask(cluster: ClusterSpec | None, arrays: Sequence[Array]) -> Answer:
+    """The given workers, or those that a computation started now would run on; who has blocks."""
     client = current_client()
     on_paper = cluster is not None and not cluster.addresses
     if client is None or on_paper:
-        return cluster, {}
-    keys = {x.name: block_keys(x) or source_keys(x) for x in arrays if is_dask(x)}
-    asked = list(dict.fromkeys(key for own in keys.values() for key in own))
-    workers, holders = listed_with(client, asked)
-    held = {name: [holders.get(key, ()) for key in own] for name, own in keys.items()}
-    return cluster or described(client, workers), held
+        return Answer(cluster, {})
+    keys = dict.fromkeys(key for x in arrays if is_dask(x) for key in _asked_for(x))
+    workers, holders = listed_with(client, list(keys))
+    return Answer(cluster or described(client, workers), holders)
+
+
+def _asked_for(x: Array) -> list[Key]:
+    """The keys of blocks in memory that an array consists of, or is computed of one by one."""
+    return block_keys(x) or source_keys(x)

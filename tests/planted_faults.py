@@ -136,7 +136,7 @@ PLANNING = (
     Fault(
         "after a first look nothing is searched for, however slow what it found",
         "planning/choice.py",
-        "return found if later <= SEARCH_S[kind] else {}",
+        "return found if later <= SEARCH_S[cluster.slowest.kind] else {}",
         "return found",
         "small_chunks golden",
     ),

@@ -48,8 +48,8 @@ def test_the_plans_are_those_of_the_products_that_are_made(workers, subscripts, 
     shapes = SUMS.get(subscripts) or [(5, 5, 5)[: len(term)] for term in terms]
     made = []
 
-    def noted(self, cluster=None, plan=products.Product.plan):
-        made.append(plan(self, cluster))
+    def noted(self, cluster=None, answer=None, plan=products.Product.plan):
+        made.append(plan(self, cluster, answer))
         return made[-1]
 
     def compared():

@@ -119,7 +119,7 @@ def test_products_in_any_order_are_right(parts, trans_a, trans_b, cut, workers):
     problem = Problem(*(MatrixSpec(v.shape, chunks=v.chunks) for v in (a, b)))
     blocks, k_tiles = cut
     fixed = Options(blocks=blocks, slabs=k_tiles)
-    layout, _ = lay_out(problem, gpus(workers), Grid(1, 1, workers), fixed, k_parts=tuple(parts))
+    layout = lay_out(problem, gpus(workers), Grid(1, 1, workers), fixed, k_parts=tuple(parts))
     assert layout.spec("a").chunks[1] == tuple(k[i] for i in layout.k_order or range(5))
     plan = replace(plan_matmul(problem, gpus(workers), options=fixed), layout=layout)
     step = Step("float32", "float32", trans_a=trans_a, trans_b=trans_b)
@@ -143,7 +143,7 @@ def test_parts_of_any_length_are_right(seed, counts, symmetric, at_once):
     left = MatrixSpec(x.shape, chunks=a.chunks, owners=owners * 2)
     problem = Problem(left, MatrixSpec(y.shape, chunks=b.chunks), symmetric=symmetric)
     grid, options = Grid(1, 1, workers), Options(blocks=4)
-    layout, _ = lay_out(replace(problem, symmetric=False), gpus(workers), grid, options)
+    layout = lay_out(replace(problem, symmetric=False), gpus(workers), grid, options)
     own = [
         [size for size, owner in zip(k, owners, strict=True) if owner == x] for x in range(workers)
     ]

@@ -274,7 +274,7 @@ def test_what_is_computed_block_by_block_of_blocks_in_memory_stays_there(client,
 
 
 def planned(grid, a, b):
-    layout, _ = lay_out(Problem(a, b), cpus(4), grid, Options(blocks=24, slabs=48))
+    layout = lay_out(Problem(a, b), cpus(4), grid, Options(blocks=24, slabs=48))
     return MatmulPlan(layout, cpus(4), "float32", "by hand", "")
 
 

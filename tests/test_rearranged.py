@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -16,7 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import multimm
+from multimm import products
+from multimm.cluster.inspect import cluster_spec
+from multimm.cluster.inspect.cluster_spec import listed
 from multimm.errors import ShapeError
+from multimm.graph.block_task import BlockTask
 from multimm.graph.data_location import ProductLayer, owners_of
 from multimm.graph.lazy_views import permuted
 from multimm.graph.rearranged import flattened, grouped_chunks, split
@@ -147,6 +152,62 @@ def test_what_needs_blocks_of_a_product_besides_keeps_them(client):
     halves = flattened(made, (0, 1), [2], ((4, 4), (8,)))
     assert by_its_tasks(halves) is halves
     assert by_its_tasks(flattened(a, (0, 1, 2), [3], a.chunks)).shape == (12 * 8 * 40,)
+
+
+def of_three(client, owners, columns):
+    """A field multiplied by two matrices, one after the other, and what it should be."""
+    x, a = lying(client, (1264, 8, 400), (316, 8, 400), owners=owners)
+    y, w = lying(client, (400, 300), (400, 300), 1)
+    z, v = lying(client, (300, 200), (300, columns), 2)
+    made = multimm.einsum("tik,kj,jl->tli", a, w, v, optimize=[(0, 1), (0, 1)])
+    return made, (x @ y @ z).swapaxes(1, 2)
+
+
+@pytest.mark.parametrize("owners", [(0, 1, 2, 3), (2, 3, 1, 0)])
+def test_a_task_makes_the_block_of_a_step_before_that_it_alone_takes(client, owners):
+    made, expected = of_three(client, owners, 200)
+    own = [task for task in dict(made.dask).values() if isinstance(task, BlockTask)]
+    assert {task.key for task in own} == {*flatten(made.__dask_keys__())}
+    assert len(own) == 4
+    addresses = sorted(listed(client))
+    for task in own:  # all that it takes is known to lie, or to belong, somewhere
+        assert {key for key, _ in task.place.blocks} == {*task.dependencies}
+    made, bytes_moved = received(client, made)
+    assert bytes_moved <= 3 * 4 * (400 * 300 + 300 * 200)  # both matrices to three workers
+    where = {str(key): at for key, (at,) in client.who_has(made).items()}
+    at = [where[str((made.name, n, 0, 0))] for n in range(4)]
+    assert at == [addresses[owner] for owner in owners]
+    np.testing.assert_array_equal(made.compute(), expected)
+
+
+def test_a_block_of_a_step_before_that_several_tasks_take_has_a_task(client):
+    made, expected = of_three(client, None, 100)
+    own = [task for task in dict(made.dask).values() if isinstance(task, BlockTask)]
+    assert len(own) == 12
+    assert flattening(made) == {task.key for task in own if "flattened" in task.key[0]}
+    assert len(flattening(made)) == 4  # by the tasks that make them
+    np.testing.assert_array_equal(made.compute(), expected)
+
+
+def test_a_product_that_is_asked_for_itself_keeps_its_tasks(client):
+    x, a = lying(client, (1264, 8, 400), (316, 8, 400))
+    y, w = lying(client, (400, 300), (400, 300), 1)
+    z, v = lying(client, (300, 200), (300, 200), 2)
+    first = multimm.einsum("tik,kj->tij", a, w)
+    both = dask.compute(first, multimm.einsum("tij,jl->til", first, v))
+    np.testing.assert_array_equal(both[0], np.einsum("tik,kj->tij", x, y, optimize=True))
+    np.testing.assert_array_equal(both[1], np.einsum("tij,jl->til", both[0], z, optimize=True))
+    second = multimm.einsum("tij,jl->til", first, v)
+    assert {key for key in first.__dask_graph__() if key[0] == first.name} <= {*second.dask}
+
+
+def test_the_scheduler_is_asked_once_for_all_steps(client, monkeypatch):
+    of_three(client, None, 200)  # workers that are new are asked, too
+    questions, ask = [], cluster_spec.listed_with
+    monkeypatch.setattr(products, "listed_with", lambda *call: questions.append(call) or ask(*call))
+    of_three(client, None, 200)
+    assert len(questions) == 1
+    assert len(questions[0][1]) == 4 + 1 + 1
 
 
 #: Subscripts, shapes, chunks: four workers have the blocks in turn.

@@ -97,9 +97,16 @@ def test_a_search_may_gain_something(searched):
     square = MatrixSpec((3000, 3000), chunks=((1000,) * 3,) * 2, owners=at_random)
     assert plan_matmul(Problem(square, square), cpus(2)).tasks
     assert len(searched) == 1
-    assert plan_matmul(projection(), gpus(2)).tasks
-    assert len(searched) > 1
     assert plan.tasks
+
+
+def test_what_is_little_is_planned_for_fewer_workers_without_a_search(searched):
+    """One worker of seven has its tasks sooner than all theirs."""
+    owners = tuple(block * 7 // 30 for block in range(30))
+    wide = MatrixSpec((300, 150_000), chunks=((300,), (5000,) * 30), owners=owners)
+    plan = plan_matmul(Problem(MatrixSpec((300, 300)), wide), gpus(7))
+    assert plan.layout.grid.workers == 1
+    assert searched == []
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("cpu", "float32"), ("cpu", "complex64"), ("gpu", "")])

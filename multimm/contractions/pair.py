@@ -19,9 +19,9 @@ from dask.array.core import common_blockdim
 from multimm.contractions.subscripts import Label, Labels, written
 from multimm.gpu.integers.bounds import is_narrow
 from multimm.gpu.kernel_selection import Precision
-from multimm.graph.lazy_views import permuted
+from multimm.graph.lazy_views import peel, permuted
 from multimm.graph.rearranged import flattened, grouped_chunks, split
-from multimm.graph.taken_apart import by_its_tasks, of_stored_blocks
+from multimm.graph.taken_apart import by_its_tasks, of_stored_blocks, with_makers
 from multimm.operands import Array, is_dask, on_gpu
 from multimm.planning.tiling.grid import Blocks
 from multimm.products import NOTHING_FIXED, Product, checked
@@ -32,6 +32,7 @@ class Term(NamedTuple):
 
     array: Array
     labels: Labels
+    alone: bool = False  #: a product that nobody else needs
 
     def blocks(self, label: Label) -> Blocks:
         """Chunks of an axis; all of it is one, if the array is no Dask array."""
@@ -93,6 +94,7 @@ class Matrices(NamedTuple):
     groups: list[int]  #: how many of these each of its axes is
     sizes: dict[Label, int]
     chunks: dict[Label, Blocks]  #: of Dask arrays
+    alone: tuple[str, ...] = ()  #: names of operands that nobody else needs
 
     def product(self, precision: Precision, dtype: np.dtype[Any] | None) -> Product:
         """What multiplies them, of options as for `multimm.matmul`."""
@@ -107,7 +109,8 @@ class Matrices(NamedTuple):
     def apart(self, product: Array, out: Labels) -> Array:
         """The axes of their product, in the order of the result."""
         order = tuple(self.made.index(x) for x in out)
-        product = of_stored_blocks(product) if is_dask(product) else product
+        if is_dask(product):
+            product = with_makers(of_stored_blocks(product), self.alone)
         if order == tuple(range(len(self.made))) and {*self.groups} == {1}:
             return product
         if is_dask(product):
@@ -137,7 +140,7 @@ def matrices(a: Term, b: Term, out: Labels, chunks: dict[Label, Blocks]) -> Matr
     """
     if next((x for x in out if (x in a.labels) != (x in b.labels)), None) in b.labels:
         a, b = b, a  # so that rows come before columns
-    a, b = _as_stored(a), _as_stored(b)
+    a, b = as_stored(a), as_stored(b)
     found = roles(a.labels, b.labels, out)
     summed = found.summed if a.array.size >= b.array.size else _in_order(b.labels, found.summed)
     if is_dask(a.array) and len(summed) > 1:  # both in the same blocks
@@ -148,15 +151,17 @@ def matrices(a: Term, b: Term, out: Labels, chunks: dict[Label, Blocks]) -> Matr
     groups = [*(1 for _ in found.batch), len(found.rows), len(found.columns)]
     made = (*found.batch, *found.rows, *found.columns)
     sizes = {x: n for term in (a, b) for x, n in zip(term.labels, term.array.shape, strict=True)}
-    return Matrices(left, right, made, groups, sizes, chunks)
+    alone = tuple(peel(x).array.name for x, term in ((left, a), (right, b)) if term.alone)
+    return Matrices(left, right, made, groups, sizes, chunks, alone)
 
 
-def _as_stored(term: Term) -> Term:
+def as_stored(term: Term) -> Term:
     """The array below lazy transposes, with its labels in their order."""
     if not is_dask(term.array):
         return term
     below, order = permuted(term.array)
-    return Term(below, tuple(term.labels[order.index(n)] for n in range(len(order))))
+    labels = tuple(term.labels[order.index(n)] for n in range(len(order)))
+    return term._replace(array=below, labels=labels)
 
 
 def _in_order(labels: Labels, some: Labels) -> Labels:
@@ -201,7 +206,8 @@ def _flattened(
         if all(len(wanted[axis]) == 1 for axis in others):
             # As they are stored: the product cuts rows of these as it likes.
             wanted[first] = x.chunks[first]
-    return flattened(x, order, groups, tuple(wanted))
+    made = flattened(x, order, groups, tuple(wanted))
+    return by_its_tasks(made) if term.alone else made
 
 
 def _groups(order: tuple[int, ...], groups: list[int]) -> list[tuple[int, ...]]:

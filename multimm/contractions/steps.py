@@ -9,13 +9,14 @@ import numpy as np
 from dask.array.core import common_blockdim
 
 from multimm.contractions.einsum_chunks import Rule, limited_chunks
-from multimm.contractions.pair import Matrices, Term, elementwise, matrices, roles
+from multimm.contractions.pair import Matrices, Term, as_stored, elementwise, matrices, roles
 from multimm.contractions.subscripts import Label, Labels, Subscripts, written
 from multimm.errors import OptionError, one_line
 from multimm.gpu.integers.bounds import is_narrow
 from multimm.gpu.kernel_selection import Precision
 from multimm.operands import Array, is_dask, on_gpu
 from multimm.planning.tiling.grid import Blocks
+from multimm.products import ask
 
 
 class Step(NamedTuple):
@@ -57,11 +58,14 @@ class Contraction(NamedTuple):
 
     def result(self, precision: Precision) -> Array:
         """Lazy if an operand is, else computed."""
+        lazy = [as_stored(term).array for term in self.terms if is_dask(term.array)]
+        # Of all operands at once, however many steps there are.
+        answer = ask(None, lazy) if lazy and self.products > 1 else None
 
         def multiplied(
             found: Matrices, terms: list[Term], out: Labels, dtype: np.dtype[Any] | None
         ) -> Array:
-            return found.apart(found.product(precision, dtype).result(), out)
+            return found.apart(found.product(precision, dtype).result(answer), out)
 
         return self.run(multiplied, elementwise)
 
@@ -84,8 +88,9 @@ class Contraction(NamedTuple):
                 made = multiplied(matrices(a, b, step.out, chunks), taken, step.out, dtype)
             else:
                 made = by_elements(taken, step.out, dtype)
+            made_here = Term(made, step.out, alone=step.product and is_dask(made))
             kept = [term for n, term in enumerate(terms) if n not in step.places]
-            kept.insert(step.places[0] if len(taken) == 1 else len(kept), Term(made, step.out))
+            kept.insert(step.places[0] if len(taken) == 1 else len(kept), made_here)
             terms = kept
         made = terms[0].array
         if is_dask(made) and len(self.steps) > 1:

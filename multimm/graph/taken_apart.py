@@ -7,7 +7,7 @@ transport and worker together; `multimm.graph.rearranged` has one for each block
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import dask.array as da
@@ -75,6 +75,65 @@ def _with_inputs_made(task: BlockTask, made_here: Mapping[Key, Task]) -> BlockTa
         (owner, tuple(new.get(key, key) for key in keys)) for owner, keys in task.place.inputs
     )
     made.place = task.place._replace(inputs=inputs)
+    return made
+
+
+def with_makers(array: da.Array, own: Collection[str]) -> da.Array:
+    """The same product; its tasks make the blocks of another one that they alone take, one each.
+
+    Between two tasks on a worker lie messages to the scheduler and back, some milliseconds.
+
+    Parameters
+    ----------
+    array : dask.array.Array
+        A product.
+    own : collection of str
+        Names of products whose blocks nobody else needs.
+    """
+    layer = array.dask.layers[array.name]
+    if not isinstance(layer, ProductLayer):
+        return array
+    layers: dict[str, Any] = dict(array.dask.layers)
+    needs = {name: {*names} for name, names in array.dask.dependencies.items()}
+    for name in needs[array.name] & {*own}:
+        if isinstance(layers[name], ProductLayer) and (tasks := _after_makers(layers[name], layer)):
+            layer = ProductLayer({**layer, **tasks}, layer.owners, layer.workers, layer.reads)
+            needs[array.name] = (needs[array.name] - {name}) | needs[name]
+            del layers[name], needs[name]
+    layers[array.name] = layer
+    return da.Array(HighLevelGraph(layers, needs), array.name, array.chunks, meta=array._meta)
+
+
+def _after_makers(below: ProductLayer, layer: ProductLayer) -> dict[Key, BlockTask]:
+    """Tasks of a product that each make the one block that they take of another one.
+
+    None, unless all blocks of that one are taken so.
+    """
+    takes = {key: task.dependencies & below.keys() for key, task in layer.items()}
+    taken = {key: next(iter(blocks)) for key, blocks in takes.items() if len(blocks) == 1}
+    uses = Counter(block for blocks in takes.values() for block in blocks)
+    if uses != Counter(below.keys()) or len(taken) < len(below):
+        return {}
+    made = {key: _after_its_maker(below[at], below, layer[key], layer) for key, at in taken.items()}
+    found = {key: task for key, task in made.items() if task is not None}
+    return found if len(found) == len(made) else {}
+
+
+def _after_its_maker(
+    maker: BlockTask, below: ProductLayer, user: BlockTask, layer: ProductLayer
+) -> BlockTask | None:
+    """A task that makes the block that it takes, if both are for the same worker."""
+    place = user.place
+    ranks = {layer.rank(place, place.grid.place(n)): n for n in range(place.grid.workers)}
+    if below.rank(maker.place, maker.place.owner) != layer.rank(place, place.owner):
+        return None
+    inputs = [(at, tuple(key for key in keys if key != maker.key)) for at, keys in place.inputs]
+    for at, keys in maker.place.inputs:
+        if (rank := ranks.get(below.rank(maker.place, at))) is None:
+            return None
+        inputs.append((place.grid.place(rank), keys))
+    made = user.substitute({maker.key: maker})
+    made.place = place._replace(inputs=tuple(inputs))
     return made
 
 

@@ -41,10 +41,10 @@ def lay_out(
     options: Options,
     cut: Cut = AS_USUAL,
     k_parts: Blocks = (),
-) -> tuple[Schedule, memory.Held]:
+) -> Schedule:
     """Blocks, k-tiles and row panels for `grid`, cut further until they fit the memory budget.
 
-    With what `memory.held` says about them. Workers without a place in `grid` count for nothing.
+    Workers without a place in `grid` count for nothing.
     """
     cluster = cluster.first(grid.workers)
     edge, least = usual_edges(problem, cluster)
@@ -69,7 +69,7 @@ def lay_out(
                 pack_once=layout.pack_once,
             )
         held = memory.held(layout, cluster)
-    return layout, held
+    return layout
 
 
 def in_memory(layout: Schedule, cluster: ClusterSpec) -> tuple[Schedule, memory.Held]:

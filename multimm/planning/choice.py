@@ -67,9 +67,9 @@ logger = logging.getLogger(__name__)
 SEARCH_S = {"cpu": 0.04, "gpu": 0.022}
 #: The same, within which nothing else is looked at: a look takes 1 to 4 ms.
 LOOK_S = 0.012
-#: Bytes of operands and result from which on this holds for GPUs: fewer workers are often better
-#: for what is smaller. Arbitrary.
-SEARCH_BYTES = {"cpu": 0, "gpu": 1e9}
+#: Bytes of operands and result below which fewer workers are looked at, too: they are often better
+#: for what is so small. Arbitrary.
+FEWER_WORKERS_BYTES = {"cpu": 0, "gpu": 1e9}
 #: A product that one worker finishes in this time is one task: arbitrary, the scheduler's
 #: time for twenty tasks.
 SMALL_SECONDS = 0.01
@@ -129,6 +129,8 @@ def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Optio
     found = _at_once(problem, cluster, placed) if several else {}
     if found:
         ranks, all_work = found, min(found.values())
+        if _is_little(problem, cluster):
+            ranks = with_fewer(problem, cluster, options, all_work) or found
     else:  # or workers are arranged in every way, or fewer of them if that is faster.
         found = candidates(problem, cluster, options)
         all_work = min(found.values())
@@ -150,9 +152,7 @@ def _at_once(
     known = chunked and (problem.a.owners or problem.b.owners)
     if not known or problem.awaited:
         return {}
-    kind, size = cluster.slowest.kind, problem.a.nbytes + problem.result_bytes
-    size += 0 if problem.same else problem.b.nbytes
-    if size < SEARCH_BYTES[kind]:
+    if problem.c is not None and _is_little(problem, cluster):  # none is multiplied in place
         return {}
     found, later = placed, inf
     for more in first_looks(problem, cluster):
@@ -161,7 +161,13 @@ def _at_once(
         later = inf if rank.too_large else rank.seconds - at_least(problem, cluster)
         if later <= LOOK_S:
             break
-    return found if later <= SEARCH_S[kind] else {}
+    return found if later <= SEARCH_S[cluster.slowest.kind] else {}
+
+
+def _is_little(problem: Problem, cluster: ClusterSpec) -> bool:
+    """Whether fewer workers may be better than all for an operand where it lies."""
+    size = problem.a.nbytes + problem.result_bytes + (0 if problem.same else problem.b.nbytes)
+    return size < FEWER_WORKERS_BYTES[cluster.slowest.kind]
 
 
 # Asked for with every product of operands in host memory, as long as the other plans are.

@@ -67,14 +67,14 @@ class ClusterSpec:
         How many workers there are, where these are only the first ones. 0: no more.
     """
 
-    devices: tuple[DeviceSpec, ...]
-    link: Link = LOCAL_TCP
+    devices: tuple[DeviceSpec, ...] = field(hash=False)  # looked up with every layout
+    link: Link = field(default=LOCAL_TCP, hash=False)
     addresses: tuple[str, ...] = field(default=())
     threads: int = 1
     task_overhead_s: float = 5e-4
     call_s: float = CALL_S
     per_node: int = 0
-    between: Link = INFINIBAND
+    between: Link = field(default=INFINIBAND, hash=False)
     numbers: tuple[int, ...] = ()
     among: int = 0
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise, product
 from math import prod
@@ -112,7 +112,8 @@ class Schedule:
         The row of the grid that computes each block row, over all matrices. Empty: in turn.
     """
 
-    problem: Problem
+    # What layouts of one product differ in tells them apart: they are looked up many times.
+    problem: Problem = field(hash=False)
     grid: Grid
     batch_blocks: tuple[Blocks, ...]
     m_blocks: Blocks
@@ -125,7 +126,7 @@ class Schedule:
     k_tiles_per_task: int = 1
     mirrors: bool = False
     k_parts: Blocks = ()
-    partial_products: PartialProducts | None = None
+    partial_products: PartialProducts | None = field(default=None, hash=False)
     row_owners: Blocks = ()
 
     @cached_property

@@ -91,7 +91,7 @@ def _layouts(
     """Those in which workers multiply the chunks of `spec`, A or B transposed, as `at` says."""
     (rows, columns), workers = spec.chunks, cluster.workers
     grid = Grid(1, workers, 1) if by_columns else Grid(workers, 1, 1)
-    usual, _ = lay_out(problem, cluster, grid, Options(), LONG)
+    usual = lay_out(problem, cluster, grid, Options(), LONG)
     alone = ALONE
     if cluster.slowest.kind == "gpu":
         alone = 0 if workers > 1 else LONE_GPU // spec.itemsize
