@@ -69,3 +69,15 @@ def test_host_blocks_are_multiplied_k_tile_by_k_tile_within_a_task(client, gpus,
     if not added:
         assert moved == plan.bytes_moved
     np.testing.assert_array_equal(result.compute(), expected)
+
+
+def test_a_product_begins_before_blocks_go_up_that_others_need(client, gpus):
+    a = scattered(client, integers((120, 160), 1), (30, 40), [0, 1] * 8)
+    b = scattered(client, integers((160, 80), 2), (40, 20), [0, 1] * 8)
+    c = multimm.matmul(a, b, blocks=(30, 20), slabs=40)
+    multiplied, up = (tasks_of(c, kind) for kind in (Kind.MULTIPLY, Kind.UPLOAD))
+    needed = set()
+    for task in sorted(multiplied.values(), key=lambda task: task.place.order):
+        needed |= task.dependencies
+        before = {key for key, x in up.items() if x.place.order < (*task.place.order, 1)}
+        assert before == needed & {*up}
