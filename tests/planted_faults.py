@@ -216,8 +216,8 @@ MEMORY = (
     Fault(
         "one k_tile in flight is planned for, where two are",
         "planning/cost/memory.py",
-        'terms[f"{role.upper()} in flight"] = WINDOW * each * k_tile_bytes',
-        'terms[f"{role.upper()} in flight"] = each * k_tile_bytes // 2',
+        "at_once = min(WINDOW * at_once, max(WINDOW, layout.steps))",
+        "at_once = at_once / 2",
         "memory",
     ),
     Fault(

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from clusters import soon
 
 from multimm.gpu.transfer import loops, pinned_copy
 
@@ -30,12 +31,15 @@ class LateDriver:
     def __init__(self) -> None:
         self.ordered, self.recorded, self.fails_after = [], {}, 10**6
         self.shares = []  # copies of each lane
+        self.ready, self.late = [], 0  # events that streams were to wait for; what that returns
         word = c_size_t
         self.functions = {
             "cuMemcpyHtoDAsync_v2": CFUNCTYPE(c_int, word, word, word, word)(self.copy),
             "cuMemcpyDtoHAsync_v2": CFUNCTYPE(c_int, word, word, word, word)(self.copy),
             "cuEventRecord": CFUNCTYPE(c_int, word, word)(self.record),
             "cuEventSynchronize": CFUNCTYPE(c_int, word)(self.wait),
+            "cuStreamWaitEvent": CFUNCTYPE(c_int, word, word, word)(self.order),
+            "cuStreamSynchronize": CFUNCTYPE(c_int, word)(self.finish),
         }
 
     def copy(self, target, source, size, stream):
@@ -52,6 +56,15 @@ class LateDriver:
 
     def wait(self, event):
         self.land(self.recorded.get(event, 0))
+        return 0
+
+    def order(self, stream, event, flags):
+        assert stream == 99
+        self.ready.append(event)
+        return self.late
+
+    def finish(self, stream):
+        self.land(len(self.ordered))
         return 0
 
     def land(self, count):
@@ -150,37 +163,94 @@ def test_a_failure_is_returned_and_nothing_is_ordered_after_it(driver, way):
     assert driver.fails_after == -1
 
 
-def test_a_lane_that_cannot_be_made_is_one_array_s_failure(monkeypatch):
-    """It is raised when no lane uses the array any more, and the next array has all lanes."""
-    carried = []
+@pytest.fixture
+def road(driver, monkeypatch):
+    """Three lanes whose copies land at once; 99 is their stream, as of one that is late."""
+    word = c_size_t
 
-    class Lane:
-        handles = ()
-        made = 0
-
-        def __init__(self, device):
-            Lane.made += 1
-            if Lane.made == 1:
-                raise MemoryError("no pinned memory")
-            self.stream = SimpleNamespace(wait_event=id, synchronize=lambda: None)
-
-    def send(number, lanes):
-        time.sleep(0.05)
-        carried.append((number, lanes))
+    def copy(target, source, size, stream):
+        driver.fails_after -= 1
+        if driver.fails_after < 0:
+            return 7
+        ctypes.memmove(target, source, size)
         return 0
 
-    event = SimpleNamespace(record=lambda: None)
-    cuda = SimpleNamespace(Event=lambda **_: event, Device=contextlib.nullcontext)
+    at_once = CFUNCTYPE(c_int, word, word, word, word)(copy)
+    driver.functions |= {"cuMemcpyHtoDAsync_v2": at_once, "cuMemcpyDtoHAsync_v2": at_once}
+
+    class Lane:
+        stream = SimpleNamespace(synchronize=lambda: None)
+
+        def __init__(self, device):
+            self.pieces = [np.full(PIECE, 255, np.uint8) for _ in range(2)]
+            self.handles = [*(piece.ctypes.data for piece in self.pieces), 1, 2, 99]
+
+    event = SimpleNamespace(record=lambda: None, ptr=5)
+    failure = SimpleNamespace(CUDADriverError=RuntimeError)
+    cuda = SimpleNamespace(
+        Event=lambda **_: event, Device=lambda _: contextlib.nullcontext(), driver=failure
+    )
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(pinned_copy, "Lane", Lane)
-    monkeypatch.setattr(pinned_copy, "loops", lambda: SimpleNamespace(send=send))
-    road = pinned_copy.Road(0, "send", 3)
-    with pytest.raises(MemoryError, match="no pinned memory"):
-        road.carry(4)
-    assert len(carried) == 2
-    carried.clear()
-    road.carry(4)
-    assert set(carried) == {(0, 3), (1, 3), (2, 3)}
+    monkeypatch.setattr(pinned_copy, "loops", loops._compiled.__wrapped__)
+    made = []
+
+    def of(way):
+        made.append(pinned_copy.Road(0, way, 3))
+        return made[-1]
+
+    yield of
+    for each in made:
+        each.stop()
+
+
+def carried(road, way, x):
+    """Where an array was carried to."""
+    there = np.zeros(x.size + 9, np.uint8)
+    entries = table([(there, x)])
+    if way == "fetch":
+        entries[:, 3:] = PIECE, 0, 0
+    road.carry(-(-x.size // PIECE), entries)
+    assert not there[x.size :].any()
+    return there[: x.size]
+
+
+@pytest.mark.parametrize("way", ["send", "fetch"])
+def test_lanes_do_one_job_after_another(driver, road, way):
+    """More at a time than they are told of at once, each from a thread of its own."""
+    own = road(way)
+    arrays = [np.random.default_rng(n).integers(0, 255, 1 + 37 * n, np.uint8) for n in range(100)]
+    with ThreadPoolExecutor(2 * pinned_copy.JOBS) as threads:
+        for x, there in zip(
+            arrays, threads.map(lambda x: carried(own, way, x), arrays), strict=True
+        ):
+            np.testing.assert_array_equal(there, x)
+    assert {*driver.ready} == {5}
+    assert len(driver.ready) == sum(min(3, -(-x.size // PIECE)) for x in arrays)
+
+
+def test_lanes_that_cannot_begin_leave_no_thread_behind(road, monkeypatch):
+    def fail():
+        if threading.current_thread().name == "multimm-send-2":
+            raise RuntimeError("no context")
+
+    monkeypatch.setattr(pinned_copy.Lane.stream, "synchronize", fail)
+    with pytest.raises(RuntimeError, match="no context"):
+        road("send")
+    soon(lambda: not any(x.name.startswith("multimm-send") for x in threading.enumerate()))
+
+
+@pytest.mark.parametrize("way", ["send", "fetch"])
+def test_a_failure_is_raised_for_its_array_alone(driver, road, way):
+    own, x = road(way), np.arange(20 * PIECE, dtype=np.uint8)
+    driver.fails_after = 4
+    with pytest.raises(RuntimeError, match="7"):
+        carried(own, way, x)
+    driver.fails_after = 10**6
+    np.testing.assert_array_equal(carried(own, way, x), x)
+    driver.late = 9  # an event that cannot be waited for: nothing is copied
+    with pytest.raises(RuntimeError, match="9"):
+        carried(own, way, x)
 
 
 def test_threads_that_want_the_loops_at_once_compile_them_once(monkeypatch):

@@ -450,14 +450,20 @@ class Schedule:
 
     @property
     def fusible(self) -> bool:
-        """Whether a task may multiply several k-tiles: all that it needs lies with its worker.
+        """Whether a task may multiply several k-tiles.
 
-        But for what is little. And a worker would wait between k-tiles: C is one block, and there
-        is no other to go on with.
+        All that it needs lies with its worker, but for what is little, and a worker would wait
+        between k-tiles: C is one block, and there is no other to go on with. Or its blocks go to
+        host memory: they come back one after another, and not all when the last k-tile is over.
         """
-        alone = self.work.count == 1 and self.steps > 1 and not self.operands.packed
+        if self.steps == 1 or self.operands.packed:
+            return False
+        if self.work.count > 1:
+            whole = not self.mirrors and self.parts == self.row_panels == 1
+            there = self.problem.downloaded and not self.problem.awaited
+            return whole and self.overlaps and there
         little = min(LITTLE, LITTLE_OF * max(self.spec(role).nbytes for role in self.roles))
-        return alone and all(
+        return all(
             role in self.operands.in_place
             and (not self.operands.arrives(role) or self.spec(role).nbytes <= little)
             for role in self.roles

@@ -242,7 +242,9 @@ def fused(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> dict[Schedule, R
     """
     found = []
     fusible = [x for x in ranks if x.fusible and not any(x.problem.made_in_place)]
-    for layout in best_of_each_grid(fusible, ranks, 2):
+    as_given = [x for x in fusible if not x.operands.cut_again]  # what is cut anew is waited for
+    tried = (x for some in (fusible, as_given) for x in best_of_each_grid(some, ranks, 2))
+    for layout in dict.fromkeys(tried):
         most = max(
             1, int(FUSED * cluster.budget_bytes // max(1, sum(layout.operands.in_use.values())))
         )

@@ -4,6 +4,9 @@ The event loop of a worker that is connected through UCXX never sleeps, and Pyth
 interpreter to another thread after 5 ms only. Beside a thread that polls like it, lanes that ask
 for the interpreter for each piece carried 4 to 14 GB/s of 50; 29, where threads give way after 10
 us. So their loops are compiled, by Numba, in a second or two, once in a process: 44.
+
+Nor does a lane ask for the interpreter between arrays: it waits for the next one at a semaphore.
+Who has an array to copy posts that, and asks for the interpreter once, when all lanes are done.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
+
+import numpy as np
 
 _WORD = ctypes.c_size_t  # pointers and handles, too
 #: Of threads that want the loops at once, one compiles them.
@@ -27,10 +32,46 @@ class Loops(NamedTuple):
     divide a piece's, and from a row to the next one. What follows is common: which lane this is of
     how many, two pinned pieces, their events, and a stream. Of all pieces, one array's after the
     other's, lanes take one in turn.
+
+    `serve` is what a lane does until it is told to stop: one job after another, as `Job` says, of
+    an array of them that begins anew after its last one. It takes that, the address of the lane's
+    semaphore, whether bytes go up, and which lane this is, with what is its own, as above.
+    `wait_for` waits for so many posts of a semaphore, without the interpreter.
     """
 
     send: Callable[..., int]
     fetch: Callable[..., int]
+    serve: Callable[..., int]
+    wait_for: Callable[..., int]
+
+
+class Job(NamedTuple):
+    """What lanes are told of a copy: addresses, and counts.
+
+    Parameters
+    ----------
+    lanes : int
+        That take part; 0: lanes are to stop.
+    ready : int
+        A CUDA event that comes before the copy.
+    table, arrays : int
+        As `send` takes it, of so many arrays; of `fetch`, what that takes, of one.
+    failed : int
+        Where each lane writes its CUresult.
+    done : int
+        A semaphore that each lane posts.
+    """
+
+    lanes: int
+    ready: int = 0
+    table: int = 0
+    arrays: int = 0
+    failed: int = 0
+    done: int = 0
+
+
+#: Words of a row of a table; bytes of a semaphore, at least: it has 32 in glibc and in musl.
+COLUMNS, SEMAPHORE_BYTES = 6, 64
 
 
 def loops() -> Loops:
@@ -51,6 +92,8 @@ def _compiled() -> Loops:
     to_device = _driver("cuMemcpyHtoDAsync_v2", 4)
     to_host = _driver("cuMemcpyDtoHAsync_v2", 4)
     record, wait = _driver("cuEventRecord", 2), _driver("cuEventSynchronize", 1)
+    order, finish = _driver("cuStreamWaitEvent", 3), _driver("cuStreamSynchronize", 1)
+    pause, post = _library("sem_wait", 1), _library("sem_post", 1)
     copy: Any = ctypes.CDLL(None).memcpy
     copy.argtypes, copy.restype = [_WORD] * 3, _WORD
 
@@ -94,7 +137,62 @@ def _compiled() -> Loops:
         made: Callable[..., int] = njit(f"i8({','.join(arguments)})", nogil=True)(loop)
         return made
 
-    return Loops(compiled(send, "i8[:,::1]"), compiled(fetch))
+    send_all, fetch_one = compiled(send, "i8[:,::1]"), compiled(fetch)
+
+    def serve(jobs, own, up, lane, piece, other, free, done, stream):  # type: ignore[no-untyped-def]
+        number, result = 0, np.zeros(1, np.int64)
+        while True:
+            while pause(own):  # a signal has come
+                pass
+            lanes, ready, table, arrays, failed, end = jobs[number % len(jobs)]
+            if lanes == 0:
+                return number
+            if lane < lanes:
+                rows = np.empty((arrays, COLUMNS), np.int64)
+                copy(rows.ctypes.data, table, rows.nbytes)
+                result[0] = order(stream, ready, 0)
+                if result[0] == 0 and up:
+                    result[0] = send_all(rows, lane, lanes, piece, other, free, done, stream)
+                elif result[0] == 0:
+                    target, source, size, step, _, _ = rows[0]
+                    result[0] = fetch_one(
+                        target, source, size, step, lane, lanes, piece, other, free, done, stream
+                    )
+                arrived = finish(stream)
+                result[0] = result[0] or arrived
+                copy(failed + lane * result.itemsize, result.ctypes.data, result.itemsize)
+            post(end)
+            number += 1
+
+    def wait_for(semaphore, posts):  # type: ignore[no-untyped-def]
+        for _ in range(posts):
+            while pause(semaphore):
+                pass
+        return 0
+
+    return Loops(send_all, fetch_one, compiled(serve, "i8[:,::1]"), compiled(wait_for))
+
+
+class Semaphore:
+    """One of the C library's, which compiled loops wait for and post."""
+
+    def __init__(self) -> None:
+        self._memory = np.zeros(SEMAPHORE_BYTES, np.uint8)
+        self.address = self._memory.ctypes.data
+        if _library("sem_init", 3)(self.address, 0, 0):
+            raise OSError("the C library has no semaphores between threads")
+
+    def post(self) -> None:
+        """Let one go on who waits; this takes no time, so that the interpreter is kept."""
+        _library("sem_post", 1)(self.address)
+
+
+@cache
+def _library(name: str, words: int) -> Any:
+    """A function of the C library."""
+    function = getattr(ctypes.PyDLL(None), name)
+    function.argtypes, function.restype = [_WORD] * words, ctypes.c_int
+    return function
 
 
 def _driver(name: str, words: int) -> Any:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
-from multimm.gpu.transfer.loops import loops
+from multimm.gpu.transfer.loops import Job, Semaphore, loops
 
 #: Bytes of a piece, and pieces of a lane: one is filled while the other is on its way.
 PIECE, PIECES = 2**22, 2
@@ -47,27 +47,48 @@ class Lane:
         return [x.ptr for x in (*self.pieces, *self.free, self.stream)]
 
 
+#: Copies that lanes have to do, at most: who has one more waits.
+JOBS = 16
+
+
 class Road:
-    """The lanes between host memory and one device, one way, for one array after another."""
+    """The lanes between host memory and one device, one way, for one array after another.
+
+    Lanes do all jobs in the same order, each its share, and none waits for the others.
+    """
 
     def __init__(self, device: int, way: str, lanes: int) -> None:
-        self.device, self.lanes = device, lanes
-        self._loop = getattr(loops(), way)
-        self._own = threading.local()
-        self._threads = ThreadPoolExecutor(lanes, f"multimm-{way}")
+        self.lanes = [Lane(device) for _ in range(lanes)]
+        self._loops = loops()
+        self._jobs = np.zeros((JOBS, len(Job._fields)), np.int64)
+        self._given, self._turn, self._room = 0, threading.Lock(), threading.BoundedSemaphore(JOBS)
+        self._go = [Semaphore() for _ in self.lanes]
 
-    def _lane(self) -> Lane:
-        """This thread's own, made when it is first needed.
+        begun = SimpleQueue[BaseException | None]()
 
-        Not as the thread begins: where that fails, for lack of memory, no thread of a pool ever
-        works again, and nobody is told why.
-        """
-        if not hasattr(self._own, "lane"):
-            self._own.lane = Lane(self.device)
-        lane: Lane = self._own.lane
-        return lane
+        def run(number: int) -> None:
+            import cupy
 
-    def carry(self, pieces: int, *args: Any) -> None:
+            lane, go = self.lanes[number], self._go[number].address
+            try:
+                with cupy.cuda.Device(device):
+                    lane.stream.synchronize()  # from now on the driver knows this thread's device
+                    begun.put(None)
+                    self._loops.serve(self._jobs, go, way == "send", number, *lane.handles)
+            except BaseException as error:
+                begun.put(error)
+
+        try:
+            for number in range(lanes):
+                name = f"multimm-{way}-{number}"
+                threading.Thread(target=run, args=(number,), name=name, daemon=True).start()
+                if error := begun.get():
+                    raise error
+        except BaseException:  # no such thread: the others would wait for ever
+            self.stop()
+            raise
+
+    def carry(self, pieces: int, table: np.ndarray[Any, Any]) -> None:
         """Have lanes do their shares of so many pieces, and wait for all of them.
 
         What the current stream was given before is done first.
@@ -75,8 +96,8 @@ class Road:
         Parameters
         ----------
         pieces : int
-        *args
-            What the loop takes before the number of a lane.
+        table : numpy.ndarray
+            Of the arrays: see `loops.Loops`.
 
         Raises
         ------
@@ -86,24 +107,26 @@ class Road:
 
         ready = cupy.cuda.Event(disable_timing=True)
         ready.record()
-        shares = min(self.lanes, pieces)
+        failed, done = np.zeros(len(self.lanes), np.int64), Semaphore()
+        shares = min(len(self.lanes), pieces)
+        own = table.ctypes.data, len(table), failed.ctypes.data, done.address
+        with self._room:
+            self._give(Job(shares, ready.ptr, *own))
+            self._loops.wait_for(done.address, len(self.lanes))
+        if failed.any():
+            raise cupy.cuda.driver.CUDADriverError(int(failed.max()))
 
-        def run(number: int) -> int:
-            lane = self._lane()
-            with cupy.cuda.Device(self.device):
-                lane.stream.wait_event(ready)
-                failed: int = self._loop(*args, number, shares, *lane.handles)
-                lane.stream.synchronize()
-            return failed
+    def stop(self) -> None:
+        """End the lanes' threads, behind all that they have to do."""
+        self._give(Job(0))
 
-        done: list[Future[int]] = []
-        try:
-            for number in range(shares):
-                done.append(self._threads.submit(run, number))
-        finally:  # also where one fails, or cannot be begun: until then the others use the arrays
-            wait(done)
-        if failed := max(future.result() for future in done):
-            raise cupy.cuda.driver.CUDADriverError(failed)
+    def _give(self, job: Job) -> None:
+        """Add a job. Lanes are through with that of `JOBS` before: they do them in order."""
+        with self._turn:
+            self._jobs[self._given % JOBS] = job
+            self._given += 1
+            for go in self._go:
+                go.post()
 
 
 def to_device(block: np.ndarray[Any, Any]) -> Any:
@@ -189,8 +212,9 @@ def to_host(block: Any) -> np.ndarray[Any, Any]:
     if block.nbytes < SMALL:
         block.get(out=target)
         return target
-    road, size = _road(block.device.id, "fetch"), target.nbytes
-    road.carry(-(-size // PIECE), target.ctypes.data, block.data.ptr, size, PIECE)
+    size = target.nbytes
+    table = np.array([[target.ctypes.data, block.data.ptr, size, PIECE, 0, 0]], np.int64)
+    _road(block.device.id, "fetch").carry(-(-size // PIECE), table)
     return target
 
 
@@ -198,6 +222,10 @@ def to_host(block: Any) -> np.ndarray[Any, Any]:
 def _road(device: int, way: str) -> Road:
     """The lanes to or from a device, made once: pinned memory takes milliseconds to get."""
     return Road(device, way, threads_beside_a_gpu(LANES))
+
+
+#: A fork has none of its parent's threads.
+os.register_at_fork(after_in_child=_road.cache_clear)
 
 
 def threads_beside_a_gpu(most: int) -> int:

@@ -9,16 +9,16 @@ from multimm.planning.hardware import ClusterSpec
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import ceil_div
 
-#: Bytes per second from NumPy arrays to a GPU, and back into new ones, by tasks that run beside
-#: others; of each chunk that goes up, more seconds. In products on one H200 with 16 cores: 9 ms for
-#: 256 MiB, 4.8 for 64, 57 for 1 GiB that comes back (`multimm.gpu.transfer.pinned_copy`).
-UPLOAD_RATE, DOWNLOAD_RATE, UPLOAD_S = 30e9, 18e9, 2e-3
-#: The same to a GPU, of blocks that stay in host memory until they are needed: blocks of 1, 0.5 and
-#: 0.25 GiB went up at 46, 42 and 36 GB/s in products on one H200, `UPLOAD_S` of each included.
-FROM_HOST_RATE = 48e9
+#: Bytes per second from NumPy arrays to a GPU, two at a time beside other tasks; of each block,
+#: more seconds. With both, blocks of 1, 0.5 and 0.25 GiB go up at 46, 42 and 36 GB/s, as measured
+#: on one H200; 0.25 GiB went up at 35 to 47 to each of two.
+UPLOAD_RATE, UPLOAD_S = 48e9, 2e-3
+#: The same of one at a time, and of what is read from files: 9 ms for 256 MiB on one H200.
+LONE_UPLOAD_RATE = 30e9
+#: And back into new arrays: 57 ms for 1 GiB on one H200 (`multimm.gpu.transfer.pinned_copy`).
+DOWNLOAD_RATE = 18e9
 #: Where chunks are cut for blocks, so many times as much goes up before the first product: those
-#: for other blocks of its k-tile go up meanwhile. On two H200s it began 149 to 193 ms after the
-#: call, in place of 98 to 108.
+#: for other blocks of its k-tile go up meanwhile. On two H200s it began after 79 to 142 ms.
 BEFORE_CUT = 1.7
 #: What all workers of a node bring back together: new memory is the host's. Two H200s with 32 cores
 #: took 170 and 200 ms for 4.3 GB; of more it is not known.
@@ -31,8 +31,8 @@ COPIED_S, CHUNK_S = 4e-3, 2e-4
 #: From one product of a worker to the next while blocks are copied, by threads that share the
 #: interpreter with all else: 32 products of 13.6 ms on an H200 took 0.55 s. At most half of the
 #: time that they are copied for. Where the next one is launched meanwhile only the first ones wait:
-#: of 16 products of 22 ms none began 1 ms late when all operands were there. (Of several workers
-#: the same is not known.)
+#: of 16 products of 22 ms on one H200, and of 8 of 24 ms on each of two, none began 1 ms late when
+#: all operands were there.
 BESIDE_COPIES = 3e-3
 
 
@@ -58,14 +58,15 @@ def going_up(layout: Schedule, cluster: ClusterSpec) -> tuple[float, float]:
     specs = [layout.spec(role) for role in roles]
     chunks = CHUNK_S * sum(spec.blocks for spec in specs)
     if layout.problem.in_one:
-        return 0.0, sum(spec.nbytes for spec in specs) / UPLOAD_RATE + chunks
+        return 0.0, sum(spec.nbytes for spec in specs) / LONE_UPLOAD_RATE + chunks
     nbytes = sum(spec.fullest or spec.nbytes / cluster.workers for spec in specs)
     if layout.stream:
         nbytes = layout.read_bytes / cluster.workers
     of_first: float = sum(layout.operands.first_use.get(role, 0) for role in roles)
     of_first *= BEFORE_CUT if layout.operands.cut_apart else 1
     from_host = layout.problem.from_host  # in the plan's blocks, of sub-blocks of chunks
-    rate = FROM_HOST_RATE if from_host else UPLOAD_RATE
+    from_files = any(layout.problem.rereadable) and not from_host
+    rate = LONE_UPLOAD_RATE if from_files else UPLOAD_RATE
     seconds = nbytes / rate + UPLOAD_S * ceil_div(host_tasks(layout), cluster.workers)
     if from_host:
         seconds += chunks / cluster.workers
@@ -76,7 +77,7 @@ def going_up(layout: Schedule, cluster: ClusterSpec) -> tuple[float, float]:
 def held_up(layout: Schedule, cluster: ClusterSpec, copied: float) -> float:
     """Seconds that a worker's products wait for threads that copy, which they do for so long."""
     products = ceil_div(layout.tasks, cluster.workers)
-    if cluster.alone and layout.overlaps:
+    if layout.overlaps:
         products = min(IN_FLIGHT, products)
     return min(BESIDE_COPIES * products, copied / 2)
 

@@ -135,11 +135,12 @@ def _k_tiles(layout: Schedule, each: int) -> Terms:
     """Of k-tiles of the operands that `each` places of a worker need: none of it can be spilled."""
     terms: Terms = {}
     for role, k_tile_bytes in layout.operands.in_use.items():
-        if layout.operands.arrives(role):
-            terms[f"{role.upper()} in flight"] = WINDOW * each * k_tile_bytes
-        else:
-            at_once = min(layout.k_tiles_per_task, layout.steps)
-            terms[f"{role.upper()} in use"] = at_once * each * k_tile_bytes
+        at_once = min(layout.k_tiles_per_task, layout.steps)
+        arrives = layout.operands.arrives(role)
+        if arrives:  # of one task, and the next one's
+            at_once = min(WINDOW * at_once, max(WINDOW, layout.steps))
+        name = f"{role.upper()} in {'flight' if arrives else 'use'}"
+        terms[name] = at_once * each * k_tile_bytes
     return terms
 
 
