@@ -26,14 +26,16 @@ from multimm.cluster.inspect.cluster_spec import listed
 from multimm.errors import ClusterError
 from multimm.planning.explain.workers import rates as rates_text
 from multimm.planning.spec import (
+    H200,
     LOCAL_TCP,
+    ClusterSpec,
     MatrixSpec,
 )
 
 pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("rates_file")]
 
 
-QUICK = {"cpu": Effort(64, 0.001, 2**12, 0.001)}
+QUICK = {"cpu": Effort(64, 64, 0.001, 2**12, 0.001)}
 
 
 @pytest.fixture
@@ -63,7 +65,8 @@ def another_process():
 # ------------------------------------------------------------- what is measured
 
 
-def test_products_are_those_of_tasks_and_right(monkeypatch):
+@pytest.mark.parametrize("adds", [False, True])
+def test_products_are_those_of_tasks_and_right(monkeypatch, adds):
     from multimm.graph.tasks import multiply as tasks_multiply
 
     made, real = [], tasks_multiply.multiply
@@ -73,14 +76,15 @@ def test_products_are_those_of_tasks_and_right(monkeypatch):
         return made[-1][-1]
 
     monkeypatch.setattr(tasks_multiply, "multiply", multiply)
-    product_gflops("tf32", 16, 0.0, False)
+    product_gflops("tf32", (16, 24), 0.0, False, adds=adds)
     (a, b, none, step, first), (_, _, partial, _, second) = made
     assert none is None
-    assert partial is first
+    assert partial is (first if adds else None)
     assert step.precision == "tf32"
-    assert second == pytest.approx(2 * (a.astype("f8") @ b), abs=1e-4)
+    assert a.shape == b.T.shape == (16, 24)
+    assert second == pytest.approx((1 + adds) * (a.astype("f8") @ b), abs=1e-4)
     assert 0.5 < a.std() < 1.5
-    assert abs(a - b).max() > 0.1
+    assert abs(a - b.T).max() > 0.1
 
 
 # ----------------------------------------------------------------- live workers
@@ -106,7 +110,8 @@ def test_describe_measures_when_asked_and_remembers(rates_file):
     today = time.strftime("%Y-%m-%d")
     assert rates_text(found) in (f"measured {today}", f"measured {device.measured}")
     assert rates_text(found) in text
-    blank = {"gflops": 1.0, "measured": "", "packed_gflops": ()}
+    assert device.copy_gbps != before.slowest.copy_gbps
+    blank = {"gflops": 1.0, "copy_gbps": 1.0, "measured": "", "packed_gflops": ()}
     assert [replace(one, **blank) for one in found.devices] == [
         replace(one, **blank) for one in before.devices
     ]
@@ -162,7 +167,7 @@ def test_tasks_that_come_meanwhile_spoil_the_measurement(monkeypatch, barrier, r
 
 @pytest.mark.usefixtures("quick")
 def test_a_worker_that_fails_is_named_and_nothing_is_kept(monkeypatch, rates_file):
-    def product_gflops(*_):
+    def product_gflops(*_, **__):
         raise MemoryError("no room")
 
     with workers(1) as client:
@@ -267,6 +272,18 @@ def test_rates_of_long_ago_are_measured_again(first_start):
         first_start_module.measure_at_first_start(client)
         assert len(first_start) == 2
         assert mc.describe(client).devices[0].measured == date.today().isoformat()
+
+
+@pytest.mark.parametrize(
+    ("stored", "known"), [("580.1", True), ("570.2", False), ("", False)], ids=str
+)
+def test_gpus_with_another_driver_are_measured_again(monkeypatch, stored, known):
+    gpus = ClusterSpec.homogeneous(H200, 1)
+    monkeypatch.setattr(first_start_module, "driver_version", lambda: "580.1")
+    one = store.DeviceRates(H200.name, H200.gflops, 5e4, 4e3, (), date.today().isoformat(), stored)
+    store.keep(store.Rates((one,)))
+    assert first_start_module._are_known(gpus) is known
+    assert not first_start_module._are_known(ClusterSpec.homogeneous(H200, 2)), "no link is known"
 
 
 def test_a_start_that_cannot_measure_starts(first_start, monkeypatch):

@@ -22,7 +22,9 @@ from multimm.planning.spec import (
 )
 
 DAY, LATER = "2026-11-21", "2026-12-24"
-FAST_H200 = DeviceRates(H200.name, H200.gflops, 60_000.0, (("float32", 170_000.0),), DAY)
+FAST_H200 = DeviceRates(
+    H200.name, H200.gflops, 60_000.0, 3000.0, (("float32", 170_000.0),), DAY, "580.1"
+)
 FAST_NVLINK = LinkRates("ucxx", H200.name, False, 100.0, 120.0, 2e-4, DAY)
 BETWEEN = LinkRates("ucxx", H200.name, True, 20.0, 40.0, 3e-4, LATER)
 ALL = Rates((FAST_H200,), (FAST_NVLINK, BETWEEN))
@@ -49,6 +51,7 @@ def test_measured_rates_take_the_place_of_shipped_ones():
     spec = applied(ClusterSpec.homogeneous(H200, 8), ALL)
     assert {device.gflops for device in spec.devices} == {60_000.0}
     assert spec.slowest.packed_gflops == (("float32", 170_000.0),)
+    assert spec.slowest.copy_gbps == 3000.0
     assert (spec.link.name, spec.link.gbps) == ("nvlink", 100.0)
     assert (spec.between.name, spec.between.gbps) == ("infiniband", 20.0)
     # All else is left alone, and applying again changes nothing.
@@ -95,8 +98,8 @@ def test_rates_are_found_by_the_next_process(rates_file):
 
 def test_a_new_measurement_replaces_its_own_kind_alone():
     store.keep(ALL)
-    again, other = FAST_H200._replace(gflops=5e4, measured=LATER), DeviceRates("x", 1.0, 2.0, (),
-                                                                               LATER)  # fmt: skip
+    again = FAST_H200._replace(gflops=5e4, measured=LATER)
+    other = DeviceRates("x", 1.0, 2.0, 3.0, (), LATER)
     store.keep(Rates((again, other)))
     another_process()
     assert store.stored() == Rates((again, other), ALL.links)

@@ -116,7 +116,7 @@ def client(request, tmp_path_factory) -> Iterator[Client]:
         patch.setenv("MULTIMM_CACHE_DIR", str(tmp_path_factory.mktemp("rates")))
         store.forget()
         device = describe(client).devices[0]
-        slow = store.DeviceRates(device.name, device.gflops, 0.003, (), "2026-01-01")
+        slow = store.DeviceRates(device.name, device.gflops, 0.003, 10.0, (), "2026-01-01")
         store.keep(store.Rates((slow,)))
         yield client
     store.forget()

@@ -22,7 +22,7 @@ from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 
 STRANGER = 54321
 FOUND = Rates(
-    (DeviceRates(H200.name, H200.gflops, 60_000.0, (("float32", 170_000.0),), "2026-11-21"),),
+    (DeviceRates(H200.name, H200.gflops, 60_000.0, 3e3, (("float32", 170_000.0),), "2026-11-21"),),
     (LinkRates("ucxx", H200.name, False, 100.0, 120.0, 2e-4, "2026-11-21"),),
 )
 

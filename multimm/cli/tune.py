@@ -43,7 +43,7 @@ def rate_lines(found: Rates) -> Iterator[str]:
         packed = "".join(f", {name} {rate:.4g}" for name, rate in rates.items())
         yield (
             f"{device.name}: ieee {device.gflops:.4g} GFLOP/s "
-            f"(shipped {device.shipped_gflops:.4g}){packed}"
+            f"(shipped {device.shipped_gflops:.4g}){packed}; copies {device.copy_gbps:.4g} GB/s"
         )
     for link in found.links:
         where = "between hosts" if link.between else "within a host"

@@ -92,9 +92,10 @@ def start(
     What workers spill goes to a folder that is this user's alone, in ``temporary-directory`` of
     Dask's configuration, or where temporary files are.
 
-    The first time that CPU workers of a kind are started on a machine, and again after 90 days, it
-    takes about a second more: their rates are measured, for plans to go by, and kept in the user's
-    cache. ``multimm.measure-at-start`` of Dask's configuration, if false, leaves that out.
+    The first time that workers of a kind are started on a machine, and again after 90 days, and
+    GPUs also with another driver, it takes about a second more: their rates are measured, for plans
+    to go by, and kept in the user's cache. ``multimm.measure-at-start`` of Dask's configuration,
+    if false, leaves that out.
 
     A script must call this under ``if __name__ == "__main__":``, because worker processes
     import the script again.

@@ -188,4 +188,4 @@ def own_rate(precision: Precision, edge: int, seconds: float, gpu: bool) -> floa
     """
     from multimm.cluster.calibration.probes import product_gflops
 
-    return product_gflops(precision, edge, seconds, gpu) / 1e3
+    return product_gflops(precision, (edge, edge), seconds, gpu, adds=True) / 1e3

@@ -9,7 +9,7 @@ import asyncio
 import functools
 import pickle
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,8 +20,8 @@ from multimm.gpu.worker import by_dask_cuda
 if TYPE_CHECKING:
     from distributed import Worker
 
-#: Share of the time that passes before rates count.
-SETTLE = 0.3
+#: Seconds of copies.
+COPY_SECONDS = 0.03
 #: Transfers at least, however long they take.
 LEAST_TRANSFERS = 3
 
@@ -29,7 +29,8 @@ LEAST_TRANSFERS = 3
 class Effort(NamedTuple):
     """What is measured, and for how long."""
 
-    edge: int  #: of the blocks that are multiplied
+    edge: int  #: rows and columns of what is computed
+    k: int  #: of the blocks that are multiplied
     product_seconds: float  #: of products, for each precision
     block_bytes: int  #: of the blocks that travel
     link_seconds: float  #: of transfers
@@ -41,38 +42,65 @@ async def product_rate(
     """Runs on a worker: GFLOP/s of block products in all threads that tasks run in."""
     gpu = by_dask_cuda(dask_worker)
     effort = efforts["gpu" if gpu else "cpu"]
+    shape = effort.edge, effort.k
+    return await _in_all_threads(
+        dask_worker, product_gflops, precision, shape, effort.product_seconds, gpu
+    )
+
+
+async def copy_rate(dask_worker: Worker, *, efforts: Mapping[str, Effort]) -> float:
+    """Runs on a worker: GB/s that all threads together read and write of its blocks' memory."""
+    gpu = by_dask_cuda(dask_worker)
+    effort = efforts["gpu" if gpu else "cpu"]
+    return await _in_all_threads(dask_worker, copy_gbps, effort.block_bytes, COPY_SECONDS, gpu)
+
+
+async def _in_all_threads(dask_worker: Worker, call: Callable[..., float], *given: Any) -> float:
+    """The sum of what it returns in each thread that tasks run in."""
     loop, pool = asyncio.get_running_loop(), dask_worker.executors["default"]
-
-    async def rate(seconds: float) -> float:
-        threads = (
-            loop.run_in_executor(pool, product_gflops, precision, effort.edge, seconds, gpu)
-            for _ in range(dask_worker.state.nthreads)
-        )
-        return float(sum(await asyncio.gather(*threads)))
-
-    await rate(SETTLE * effort.product_seconds)
-    return await rate(effort.product_seconds)
+    threads = (loop.run_in_executor(pool, call, *given) for _ in range(dask_worker.state.nthreads))
+    return float(sum(await asyncio.gather(*threads)))
 
 
-def product_gflops(precision: Precision, edge: int, seconds: float, gpu: bool) -> float:
+def product_gflops(
+    precision: Precision, shape: tuple[int, int], seconds: float, gpu: bool, *, adds: bool = False
+) -> float:
     """Runs in a thread of a worker: GFLOP/s of what tasks call, on normal numbers.
 
-    Operands are packed before, as those of a product are, and every product adds to a sum.
+    Rows and k are `shape`, and there are as many columns as rows. Operands are packed before, as
+    those of a product are. If it `adds`, every product adds to a sum, which plans count beside it.
     """
     from multimm.graph.tasks.multiply import Step, multiply, pack
 
-    step = Step("float32", "float32", precision=precision)
-    a, b = (normal(seed, (edge, edge), gpu) for seed in (1, 2))
+    (rows, k), step = shape, Step("float32", "float32", precision=precision)
+    a, b = normal(1, (rows, k), gpu), normal(2, (k, rows), gpu)
     if gpu and precision != "ieee":
         a, b = pack(a, role="a", step=step), pack(b, role="b", step=step)
-    partial = multiply(a, b, step=step)
+    first = multiply(a, b, step=step)
+    partial = first if adds else None
     count, start = 0, time.perf_counter()
     while True:
         multiply(a, b, partial, step=step)
         count += 1
         elapsed = time.perf_counter() - start
         if elapsed >= seconds:
-            return count * 2 * edge**3 / elapsed / 1e9
+            return count * 2 * rows**2 * k / elapsed / 1e9
+
+
+def copy_gbps(nbytes: int, seconds: float, gpu: bool) -> float:
+    """Runs in a thread of a worker: GB/s read and written where a block is copied."""
+    from multimm.graph.tasks.multiply import finished
+
+    block = normal(0, (nbytes // 4,), gpu)
+    other = finished(block.copy())
+    count, start = 0, time.perf_counter()
+    while True:
+        other[...] = block
+        finished(other)
+        count += 1
+        elapsed = time.perf_counter() - start
+        if elapsed >= seconds:
+            return count * 2 * nbytes / elapsed / 1e9
 
 
 async def fetch_seconds(

@@ -13,11 +13,19 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from multimm.cluster.calibration.probes import Effort, fetch_seconds, forget_blocks, product_rate
+from multimm.cluster.calibration.probes import (
+    Effort,
+    copy_rate,
+    fetch_seconds,
+    forget_blocks,
+    product_rate,
+)
 from multimm.cluster.calibration.store import DeviceRates, LinkRates, Rates, models, protocol
 from multimm.cluster.inspect.cluster_spec import as_shipped, listed, silent
+from multimm.cluster.inspect.devices import driver_version
 from multimm.cluster.inspect.workers import run_on
 from multimm.errors import ClusterError, OptionError
 from multimm.planning.devices import SHARED_MEMORY
@@ -28,10 +36,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_COPIES = "copies"  #: among precisions
 
-#: By kind of device: blocks as plans cut them. Arbitrary but for their order; a GPU at its power
-#: limit needs the first part of a second, which is not counted, to settle.
-EFFORT = {"gpu": Effort(8192, 1.0, 2**28, 0.3), "cpu": Effort(1024, 0.3, 2**24, 0.3)}
+#: By kind of device: blocks as plans cut them. Arbitrary but for their order.
+EFFORT = {
+    "gpu": Effort(8192, 32768, 0.5, 2**30, 0.3),
+    "cpu": Effort(1024, 1024, 0.3, 2**24, 0.3),
+}
 #: Bytes of a block whose transfer is all latency.
 SMALL_BYTES = 2**12
 #: Seconds for each part of the measurement; kernels may have to be compiled within the first.
@@ -123,6 +134,8 @@ def _devices(
         found[precision] = _on_workers(
             client, product_rate, able, precision=precision, efforts=efforts
         )
+    found[_COPIES] = _on_workers(client, copy_rate, list(devices), efforts=efforts)
+    driver = driver_version()
     kinds: dict[tuple[str, float], list[str]] = {}
     for address, device in devices.items():
         kinds.setdefault((device.name, device.gflops), []).append(address)
@@ -133,8 +146,10 @@ def _devices(
             for precision, by_worker in found.items()
             if set(alike) <= set(by_worker)
         }
-        gflops = slowest.pop("ieee")
-        rates.append(DeviceRates(name, shipped, gflops, tuple(slowest.items()), _today()))
+        gflops, copies = slowest.pop("ieee"), slowest.pop(_COPIES)
+        of = driver if devices[alike[0]].kind == "gpu" else ""
+        packed = tuple(slowest.items())
+        rates.append(DeviceRates(name, shipped, gflops, copies, packed, _today(), of))
         logger.info("%s: %g GFLOP/s, shipped %g; packed %s", name, gflops, shipped, slowest)
     return tuple(rates)
 
@@ -155,13 +170,14 @@ def _links(
         one, size = list(peers)[:1], effort.block_bytes
         crowd = _on_workers(client, fetch_seconds, list(peers), nbytes=size, **how)
         alone = _on_workers(client, fetch_seconds, one, nbytes=size, **how)
-        latency = _on_workers(client, fetch_seconds, one, nbytes=SMALL_BYTES, **how)
+        (waits,) = _on_workers(client, fetch_seconds, one, nbytes=SMALL_BYTES, **how).values()
+        rate = partial(_gbps, size, waits)
         rates.append(
             LinkRates(
                 protocol(spec), models(spec), between,
-                gbps=_rounded(size / max(crowd.values()) / 1e9),
-                pair_gbps=_rounded(size / alone[one[0]] / 1e9),
-                latency_s=_rounded(latency[one[0]]), measured=_today(),
+                gbps=_rounded(rate(max(crowd.values()))),
+                pair_gbps=_rounded(rate(alone[one[0]])),
+                latency_s=_rounded(waits), measured=_today(),
             )
         )  # fmt: skip
         logger.info("%s", rates[-1])
@@ -188,6 +204,11 @@ def neighbours(hosts: Mapping[str, str], *, between: bool) -> dict[str, str]:
         peers |= {address: others[j % len(others)] for j, address in enumerate(ring)}
     return {address: peer for address, peer in peers.items() if hosts[peer] != hosts[address]
             or (not between and peer != address)}  # fmt: skip
+
+
+def _gbps(nbytes: int, waits: float, seconds: float) -> float:
+    """GB/s behind the wait for the first byte, which is at most half of the time."""
+    return nbytes / max(seconds - waits, seconds / 2) / 1e9
 
 
 def _rounded(value: float) -> float:

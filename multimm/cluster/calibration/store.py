@@ -20,10 +20,11 @@ from multimm.planning.hardware import ClusterSpec
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 1
+_FORMAT = 2
 #: What a measured rate may be, at most, times what was shipped, or at least a part of it; and
-#: rates and latencies of links, GB/s and seconds. Arbitrary: what is beyond was not measured.
-_FAR, _LINKS, _LATENCIES = 1e4, (1e-4, 1e6), (1e-9, 60.0)
+#: rates and latencies of links, GB/s and seconds, and rates of copies, GB/s. Arbitrary: what is
+#: beyond was not measured.
+_FAR, _LINKS, _LATENCIES, _COPIES = 1e4, (1e-4, 1e6), (1e-9, 60.0), (1e-2, 1e6)
 #: How blocks travel between workers on paper, which have no addresses.
 _PROTOCOLS = {NVLINK.name: "ucxx", LOCAL_TCP.name: "tcp"}
 
@@ -34,8 +35,10 @@ class DeviceRates(NamedTuple):
     name: str  #: of the device
     shipped_gflops: float  #: without a measurement; tells CPU workers of more cores apart
     gflops: float  #: float32 block products with fused multiply-adds alone
+    copy_gbps: float  #: read and written where a block is copied
     packed_gflops: tuple[tuple[str, float], ...]  #: of packed operands, by precision
     measured: str  #: the day
+    driver: str = ""  #: of GPUs, its version
 
     @property
     def key(self) -> tuple[str, float]:
@@ -140,8 +143,10 @@ def _device_rates(entry: Mapping[str, Any]) -> DeviceRates:
         file_cache.text(entry["name"]),
         shipped,
         file_cache.number(entry["gflops"], *near),
+        file_cache.number(entry["copy_gbps"], *_COPIES),
         packed,
         _day(entry["measured"]),
+        file_cache.text(entry["driver"]) if entry["driver"] != "" else "",
     )
 
 
@@ -196,7 +201,13 @@ def _device(device: DeviceSpec, found: DeviceRates | None) -> DeviceSpec:
     if found is None:
         return device
     packed = tuple(rate for rate in found.packed_gflops if rate[0] in device.packs)
-    return replace(device, gflops=found.gflops, packed_gflops=packed, measured=found.measured)
+    return replace(
+        device,
+        gflops=found.gflops,
+        copy_gbps=found.copy_gbps,
+        packed_gflops=packed,
+        measured=found.measured,
+    )
 
 
 def _link(link: Link, found: LinkRates | None) -> Link:

@@ -139,6 +139,12 @@ def driver_cuda() -> tuple[int, int] | None:
         return version // 1000, version % 1000 // 10
 
 
+def driver_version() -> str:
+    """The version of this host's NVIDIA driver, such as "580.95"; empty where there is none."""
+    with nvml() as module:
+        return "" if module is None else str(module.nvmlSystemGetDriverVersion())
+
+
 def install_command(cuda: tuple[int, int] | None) -> str:
     """What to type to get the GPU packages that fit the driver's CUDA version."""
     extra = "cuda12" if cuda is not None and cuda[0] < 13 else "cuda13"
