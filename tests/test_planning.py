@@ -130,7 +130,8 @@ def test_seconds_are_a_sum_of_named_terms():
     assert terms["scheduling"] == 1e-3
     # B's one block is with one of the two workers, the other one has nothing to do until it comes.
     assert terms["first blocks"] == 30 * 40 * 4 / 2e9 + 2 * 0.5
-    assert terms["starting"] == pytest.approx(cluster.call_s + 2 * 1e-4)
+    chunks = 2 * time.CHUNK * cluster.task_overhead_s
+    assert terms["starting"] == pytest.approx(cluster.call_s + 2 * 1e-4 + chunks)
     switch = time.SWITCH["cpu"] * cluster.task_overhead_s  # one task on each
     assert terms["between tasks"] == switch
     idle = ("packing", "cutting", "sums between k-tiles", "last sums", "spilling")

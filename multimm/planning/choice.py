@@ -52,6 +52,10 @@ UNSPLIT, SPLIT = 1.1, 2
 #: products of single chunks are a little slower than of large blocks there, which no prediction
 #: knows.
 SURE = 1.1
+#: On the only GPU a plan that joins large chunks gives way to one that multiplies each by itself,
+#: if that takes so many times as long. Arbitrary; in chunks of 128 MB and more joining took 1.03
+#: to 1.6 times as long (docs/decisions/tasks.md).
+JOINS = 1.1
 #: On CPU workers a plan that moves half of the bytes may take so much of the time more, in seconds
 #: and as a share, if the bytes that it spares take as much more where each takes so many times as
 #: long. Workers share cores with each other and the scheduler, and bytes take longer beside tasks
@@ -226,6 +230,12 @@ def _preferred(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:
         as_good = rank.too_large == limit.too_large and rank.seconds <= UNSPLIT * limit.seconds
         if as_good and rank.moved <= SPLIT * limit.moved:
             found = other
+    if cluster.slowest.kind == "gpu" and cluster.workers == 1:
+        alone = {x: rank for x, rank in others.items() if _joins_nothing(x)}
+        other = _cheapest(alone, cluster) if alone else found
+        as_good = ranks[other].too_large == ranks[found].too_large
+        if as_good and ranks[other].seconds <= JOINS * ranks[found].seconds:
+            found = other
     sums = {x: rank for x, rank in ranks.items() if _sends_sums(x) or x == found}
     best = _cheapest(sums, cluster)
     if cluster.slowest.kind == "cpu" or ranks[best].too_large < ranks[found].too_large:
@@ -236,6 +246,14 @@ def _preferred(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:
 def _sends_sums(layout: Schedule) -> bool:
     """Whether partial products may travel."""
     return layout.in_place is not None and layout.grid.workers > 1
+
+
+def _joins_nothing(layout: Schedule) -> bool:
+    """Whether chunks are large enough to be multiplied by themselves, and all are."""
+    own = layout.partial_products
+    if own is None or own.totals.sub_blocks:
+        return False
+    return 0 < own.alone <= max(own.rows) * max(own.columns)
 
 
 def _cheapest(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:

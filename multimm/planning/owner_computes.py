@@ -163,6 +163,11 @@ class OwnerComputes:
         """Multiplications of the busiest worker."""
         return max(self.partial_products.multiplied.values()) * sum(self.across)
 
+    @property
+    def most_products(self) -> int:
+        """Products that the busiest worker launches, one after another within its tasks."""
+        return self.partial_products.totals.products * len(self.across)
+
     def handed_on(self, steps: int) -> int:
         """Elements of sums that the busiest worker's products hand to the next ones."""
         return self.partial_products.totals.handed_on * sum(self.across)
@@ -190,6 +195,12 @@ class OwnerComputes:
         times, totals = len(self.across), self.partial_products.totals
         copied = totals.joined * self.laid.itemsize
         return Rechunk(0, 0, 0, times * totals.sub_blocks, times * copied)
+
+    @property
+    def gathered(self) -> int:
+        """Bytes of what groups make, all that are gathered in partial products with others'."""
+        rows = self.partial_products.totals.gathered
+        return rows * sum(self.across) * self.schedule.joined_bytes
 
     @cached_property
     def fetched(self) -> Counter[int]:

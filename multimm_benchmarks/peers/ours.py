@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from itertools import product as pairs
 from typing import Any, ClassVar
@@ -101,15 +101,11 @@ class Multimm(OnDask):
             return self._plans[product, precision]
         a, b = made or operand_specs(product, len(self.addresses))
         turned = product.symmetric and not made  # arrays are transposed already
-        for _ in range(4):  # what a plan is given it mostly keeps
-            plan = multimm.plan(a, b, trans_a=turned, precision=precision)
-            given = a, b
-            if product.chunk:
-                break
-            b = _lying(plan, "b")
-            a = b if product.symmetric else _lying(plan, "a")
-            if given == (a, b):
-                break
+
+        def planned(a: Any, b: Any) -> MatmulPlan:
+            return multimm.plan(a, b, trans_a=turned, precision=precision)
+
+        plan = as_the_plan_keeps_them(planned, (a, b), product)
         self._plans[product, precision] = plan.check()
         return plan
 
@@ -160,6 +156,29 @@ class Multimm(OnDask):
             ]
             self._rates[precision] = float(f"{sum(self.client.gather(rates)):.6g}")
         return self._rates[precision]
+
+
+def as_the_plan_keeps_them(
+    planned: Callable[[Any, Any], MatmulPlan], given: tuple[Any, Any], product: Product
+) -> MatmulPlan:
+    """The plan of operands that lie in its own blocks, where it keeps them, or as they are given.
+
+    Parameters
+    ----------
+    planned : callable
+        The plan of two operands.
+    given : tuple of MatrixSpec or Array
+        Those in the product's chunks, if it has any; else nobody knows how they lie.
+    product : Product
+    """
+    plan = planned(*given)
+    for _ in range(0 if product.chunk else 3):  # what a plan is given it mostly keeps
+        b = _lying(plan, "b")
+        kept = (b if product.symmetric else _lying(plan, "a")), b
+        if kept == given:
+            break
+        given, plan = kept, planned(*kept)
+    return plan
 
 
 def _lying(plan: MatmulPlan, role: str) -> MatrixSpec:

@@ -93,7 +93,7 @@ def at_least(problem: Problem, cluster: ClusterSpec) -> float:
     flops = problem.flops / (2 if problem.symmetric else 1)
     sent = cluster.workers * cluster.task_overhead_s
     products = flops / (cluster.workers * _rate(problem, cluster))
-    return cluster.call_s + time.BEFORE * sent + max(sent, products)
+    return time.starting(problem, cluster, cluster.workers) + max(sent, products)
 
 
 def _rate(problem: Problem, cluster: ClusterSpec) -> float:

@@ -25,10 +25,9 @@ from multimm.planning.work.symmetric import Symmetric
 #: Of the scheduler's time for a task, what passes before the first one runs: all of them are
 #: sent, ordered and listed first. 0.1 ms a task between 5 and 192 of them, on two H200s.
 BEFORE = 0.2
-#: The same for each chunk of the operands beyond so many, which `call_s` has in it: the first task
-#: of X W in 257 and 366 chunks began 24 to 45 ms after the call on one and two H200s (recorded),
-#: of other products 6 to 17.
-CHUNK, FEW_CHUNKS = 0.15, 64
+#: The same for each chunk of the operands: the first task began 0.053 ms later for each of them (32
+#: to 366, least squares over ten products on one H100 and on two H200s).
+CHUNK = 0.11
 #: The scheduler's time for a task where it has nothing else to do, as a multiple of what is assumed
 #: of it: 256 tasks of nothing on two H200s take Dask 0.8 ms each, as many small products 1.1.
 SCHEDULED = {"gpu": 1.6, "cpu": 1.0}
@@ -66,6 +65,10 @@ PART = 0.4
 #: of 1024 to 32768 on two H200s, 36 to 415 ms, are predicted within a quarter, and those of one
 #: within a fifth.
 FETCH_S, SUB_BLOCK_S = 4e-4, 5e-5
+#: A GPU worker's interpreter launches packing and product of a chunk that a task of many multiplies
+#: by itself. The GPU waits where it is faster: in tasks of 32 and 122 such chunks each took an H100
+#: 0.27 and 0.25 ms in `tf32`, where its kernels take 0.19 and 0.16.
+LAUNCH_S = 2.6e-4
 #: Bytes read and written for each of the sums that a k-tile leaves to the next one. Nothing hides
 #: them: 0.8 to 1.4 ms for 1 GiB of sums, of which a kernel reads P and writes D, on an H200.
 SUMS_BYTES = 4
@@ -88,6 +91,7 @@ IN_TURN = (
     "cutting",
     "decoding",
     "sums between k-tiles",
+    "launching",
     "between tasks",
 )
 #: What runs beside that.
@@ -152,6 +156,7 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
     steps += (bool(layout.uploaded) + p.downloaded) * (not p.in_one) + layout.hands_out
     products = flops * _filled_up(layout) / (product_gflops(p, device) * 1e9)
     alone = (products + packing * (not layout.operands.packed)) / (chains * layout.steps)
+    handing_on = SUMS_BYTES * handed_on / copying
     transfers, first = arrivals(layout, cluster, moved, alone)
     up, first_up = going_up(layout, cluster)
     back = way_back(layout, cluster, each)
@@ -163,12 +168,12 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
         "decoding": reading_seconds(layout, cluster),
         "to the GPUs": up,
         "from the GPUs": 0.0,
-        "sums between k-tiles": SUMS_BYTES * handed_on / copying,
+        "sums between k-tiles": handing_on,
+        "launching": _launching(layout, device, products + packing + handing_on),
         "between tasks": (switches + links * CHAINED[device.kind]) * cluster.task_overhead_s
         + held_up(layout, cluster, up + first_up + back),
         "scheduling": SCHEDULED[device.kind] * tasks * cluster.task_overhead_s,
-        "starting": cluster.call_s
-        + (BEFORE * tasks + CHUNK * _many_chunks(p)) * cluster.task_overhead_s,
+        "starting": starting(p, cluster, tasks),
         "from step to step": steps * STEP * cluster.task_overhead_s,
         "first blocks": first + first_up,
         "last sums": sums * p.sum_bytes / rate + (levels + PART * fetched) * cluster.link.latency_s,
@@ -267,11 +272,17 @@ def _packed_within(problem: Problem, spec: MatrixSpec, role: str) -> float:
 
 
 def _cutting(layout: Schedule, cluster: ClusterSpec) -> float:
-    """Seconds of a worker that brings its share of the operands into other blocks."""
+    """Seconds of a worker that brings its share of the operands into other blocks.
+
+    And, on a GPU, gathers what it has made of chunks in one partial product.
+    """
     workers = min(cluster.workers, layout.grid.workers)  # a lone task may run on any worker
     rechunk, rate = layout.operands.rechunk, cluster.slowest.copy_gbps * 1e9
     once = ceil_div(rechunk.tasks, workers) * PACK_S + ceil_div(rechunk.fetched, workers) * FETCH_S
-    moved = 2 * rechunk.copied / workers  # read and written
+    copied = rechunk.copied
+    if layout.in_place is not None and cluster.slowest.kind == "gpu":
+        copied += layout.in_place.gathered
+    moved = 2 * copied / workers  # read and written
     return once + ceil_div(rechunk.sub_blocks, workers) * SUB_BLOCK_S + moved / rate
 
 
@@ -296,11 +307,18 @@ def product_gflops(problem: Problem, device: DeviceSpec) -> float:
     return device.gflops / problem.relative_cost
 
 
-def _many_chunks(problem: Problem) -> int:
-    """Chunks of the operands, but for a few."""
-    given = (problem.a, problem.b, problem.c)
+def starting(problem: Problem, cluster: ClusterSpec, tasks: int) -> float:
+    """Seconds until the first of so many tasks runs, and from the last one to the answer."""
+    given = (problem.a, None if problem.symmetric else problem.b, problem.c)
     chunks = sum(spec.blocks for spec in given if spec is not None)
-    return max(0, chunks - FEW_CHUNKS)
+    return cluster.call_s + (BEFORE * tasks + CHUNK * chunks) * cluster.task_overhead_s
+
+
+def _launching(layout: Schedule, device: DeviceSpec, kernels: float) -> float:
+    """Seconds in which a GPU waits for launches, beside those of the kernels that they launch."""
+    if layout.in_place is None or device.kind != "gpu":
+        return 0.0
+    return max(0.0, layout.in_place.most_products * LAUNCH_S - kernels)
 
 
 def total_seconds(terms: Terms, kind: str) -> float:

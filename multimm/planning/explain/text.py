@@ -30,6 +30,7 @@ _SAID = {
     "cutting": "rechunking",
     "decoding": "decoding storage chunks",
     "sums between k-tiles": "sums from range to range",
+    "launching": "waiting for launches",
     "scheduling": "Dask's scheduler",
     "starting": "planning and sending tasks",
     "first blocks": "waiting for the first blocks",

@@ -73,6 +73,8 @@ class Totals(NamedTuple):
     walked: int  #: lengths of the k-tiles of its groups
     sub_blocks: int  #: chunks that are not multiplied by themselves
     joined: int  #: elements of those that are joined to others of their group
+    gathered: int  #: rows of partial products that several groups are gathered in, of all
+    products: int  #: k-tiles of groups that the busiest worker multiplies
 
 
 @dataclass(frozen=True)
@@ -222,20 +224,23 @@ class PartialProducts:
     @cached_property
     def totals(self) -> Totals:
         """What the groups of all partial products come to."""
-        handed_on, walked = Counter[int](), Counter[int]()
-        sub_blocks = joined = 0
+        handed_on, walked, products = Counter[int](), Counter[int](), Counter[int]()
+        sub_blocks = joined = gathered = 0
         for number, partial_product in self.made.items():
             worker = number % self.workers
+            if len(partial_product.groups) > 1:
+                gathered += self.lengths[number]
             for rows, k_tiles in partial_product.groups:
                 height = sum(self.rows[i] for i in rows)
                 length = sum(self.columns[self.k_tiles[s]] for s in k_tiles)
                 handed_on[worker] += (len(k_tiles) - 1) * height
                 walked[worker] += length
+                products[worker] += len(k_tiles)
                 joined += height * length * (len(rows) > 1)
                 if not self.alone or len(rows) > 1:
                     sub_blocks += len(rows) * len(k_tiles)
-        most = [max(x.values(), default=0) for x in (handed_on, walked)]
-        return Totals(most[0], most[1], sub_blocks, joined)
+        most = [max(x.values(), default=0) for x in (handed_on, walked, products)]
+        return Totals(most[0], most[1], sub_blocks, joined, gathered, most[2])
 
     @cached_property
     def users(self) -> list[set[int]]:

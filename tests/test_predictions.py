@@ -1,0 +1,81 @@
+"""Predicted seconds beside measured ones, of products that were run on GPUs.
+
+`golden/measured.jsonl` has one product a line: GPUs, shape, chunks that operands came in (0: the
+plan's own), and the seconds of its runs (at 76bdb69). Rates are those that the GPUs' first start
+measured then.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import multimm
+from multimm.planning.cost import time
+from multimm.planning.spec import H200, NVLINK, ClusterSpec, MatrixSpec
+from multimm_benchmarks.peers.ours import as_the_plan_keeps_them
+from multimm_benchmarks.sweep_cases import Product, operand_specs
+
+FILE = Path(__file__).parent / "golden" / "measured.jsonl"
+H100 = replace(
+    H200, name="NVIDIA H100 80GB HBM3", memory_bytes=85_017_493_504, gflops=53_680.0,
+    copy_gbps=2912.0, packed_gflops=(("float32", 205_000.0), ("tf32", 650_000.0)),
+)  # fmt: skip
+MEASURED = {
+    "1 H100": ClusterSpec.homogeneous(H100, 1),
+    "2 H200": ClusterSpec.homogeneous(
+        replace(
+            H200, gflops=53_770.0, copy_gbps=3821.0,
+            packed_gflops=(("float32", 189_400.0), ("tf32", 623_600.0)),
+        ), 2, replace(NVLINK, gbps=250.6),
+    ),
+}  # fmt: skip
+
+
+def planned(entry):
+    """The plan for operands as they lay when the product was measured."""
+    m, k, n = entry["product"]
+    product = Product("", "", m, n, k, symmetric=entry["symmetric"], chunk=entry["chunk"])
+    cluster, symmetric = MEASURED[entry["on"]], product.symmetric
+
+    def plan(a, b):
+        return multimm.plan(a, b, trans_a=symmetric, precision=entry["precision"], cluster=cluster)
+
+    given = operand_specs(product, cluster.workers)
+    return as_the_plan_keeps_them(plan, given, product)
+
+
+def test_nine_of_ten_predictions_are_within_15_percent_and_all_within_30():
+    entries = [json.loads(line) for line in FILE.read_text().splitlines()]
+    ratios = {}
+    for entry in entries:
+        case = "{on}, {product} in {chunk}, {precision}".format_map(entry)
+        ratios[case] = planned(entry).seconds / median(entry["seconds"])
+    assert len(ratios) > 35
+    far = {case: f"{ratio:.2f}" for case, ratio in ratios.items() if abs(ratio - 1) > 0.15}
+    assert len(far) <= len(ratios) / 10, far
+    assert all(abs(ratio - 1) <= 0.3 for ratio in ratios.values()), far
+
+
+def x_w(rows, chunks):
+    """The plan of a tall X on one GPU, in chunks of so many rows, times W."""
+    x = MatrixSpec((rows * chunks, 2048), chunks=((rows,) * chunks, (2048,)), owners=(0,) * chunks)
+    w = MatrixSpec((2048, 128), owners=(0,))
+    plan = multimm.plan(x, w, precision="tf32", cluster=MEASURED["1 H100"])
+    assert plan.tasks == 1
+    return plan.time_terms
+
+
+def test_what_a_task_makes_of_many_chunks_takes_time_to_gather():
+    gathered = 8 * 131_072 * 128 * 4  # bytes, read and written
+    assert x_w(131_072, 8)["cutting"] == 2 * gathered / (H100.copy_gbps * 1e9)
+    assert x_w(131_072, 1)["cutting"] == 0
+
+
+def test_a_gpu_waits_for_launches_where_these_take_longer_than_its_kernels():
+    terms = x_w(16_384, 8)
+    kernels = terms["block products"] + terms["packing"]
+    assert 0 < terms["launching"] == 8 * time.LAUNCH_S - kernels
+    assert x_w(131_072, 8)["launching"] == 0, "kernels take longer"
