@@ -53,8 +53,8 @@ UNSPLIT, SPLIT = 1.1, 2
 #: knows.
 SURE = 1.1
 #: On the only GPU a plan that joins large chunks gives way to one that multiplies each by itself,
-#: if that takes so many times as long. Arbitrary; in chunks of 128 MB and more joining took 1.03
-#: to 1.6 times as long (docs/decisions/tasks.md).
+#: by a smaller matrix, if that takes so many times as long. Arbitrary; in chunks of 128 MB and more
+#: joining took 1.03 to 1.6 times as long (docs/decisions/tasks.md).
 JOINS = 1.1
 #: On CPU workers a plan that moves half of the bytes may take so much of the time more, in seconds
 #: and as a share, if the bytes that it spares take as much more where each takes so many times as
@@ -249,11 +249,12 @@ def _sends_sums(layout: Schedule) -> bool:
 
 
 def _joins_nothing(layout: Schedule) -> bool:
-    """Whether chunks are large enough to be multiplied by themselves, and all are."""
-    own = layout.partial_products
-    if own is None or own.totals.sub_blocks:
+    """Whether all chunks are multiplied by themselves, by a matrix no larger than one of them."""
+    own, parts = layout.in_place, layout.partial_products
+    if own is None or parts is None or parts.totals.sub_blocks:
         return False
-    return 0 < own.alone <= max(own.rows) * max(own.columns)
+    largest = max(parts.rows) * max(parts.columns)
+    return 0 < parts.alone <= largest and own.sent.nbytes <= largest * own.laid.itemsize
 
 
 def _cheapest(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:
