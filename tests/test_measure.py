@@ -35,7 +35,7 @@ from multimm.planning.spec import (
 pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("rates_file")]
 
 
-QUICK = {"cpu": Effort(64, 64, 0.001, 2**12, 0.001)}
+QUICK = {"cpu": Effort(64, 64, 0.03, 2**12, 0.001)}
 
 
 @pytest.fixture
@@ -76,8 +76,8 @@ def test_products_are_those_of_tasks_and_right(monkeypatch, adds):
         return made[-1][-1]
 
     monkeypatch.setattr(tasks_multiply, "multiply", multiply)
-    product_gflops("tf32", (16, 24), 0.0, False, adds=adds)
-    (a, b, none, step, first), (_, _, partial, _, second) = made
+    product_gflops("tf32", (16, 24), 0.01, False, adds=adds)
+    (a, b, none, step, first), (_, _, partial, _, second), *_ = made
     assert none is None
     assert partial is (first if adds else None)
     assert step.precision == "tf32"
@@ -85,6 +85,52 @@ def test_products_are_those_of_tasks_and_right(monkeypatch, adds):
     assert second == pytest.approx((1 + adds) * (a.astype("f8") @ b), abs=1e-4)
     assert 0.5 < a.std() < 1.5
     assert abs(a - b.T).max() > 0.1
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """Have products on CPUs take so many seconds, and so many of their thread, in turn."""
+    from multimm.graph.tasks import multiply as tasks_multiply
+
+    clocks = {"perf_counter": 0.0, "thread_time": 0.0}
+    taken = []
+
+    def multiply(a, b, partial=None, *, step):
+        passed, busy = taken.pop(0)
+        clocks["perf_counter"] += passed
+        clocks["thread_time"] += busy
+        return a @ b
+
+    monkeypatch.setattr(tasks_multiply, "multiply", multiply)
+    for name in clocks:
+        monkeypatch.setattr(probes.time, name, lambda name=name: clocks[name])
+    return taken
+
+
+def rate_of(seconds):
+    """GFLOP/s of a product of 100 squares in so many seconds."""
+    return pytest.approx(2 * 100**3 / seconds / 1e9)
+
+
+def test_the_fastest_product_counts_on_cpus(products):
+    products += [(9.0, 9.0), (5.0, 1.0), (1.0, 1.0), (3.0, 1.0), (1.1, 1.1)]
+    assert product_gflops("ieee", (100, 100), 10.0, False) == rate_of(1.0)
+    assert products == []
+
+
+def test_products_go_on_until_two_are_alike(products):
+    products += [(9.0, 9.0), (5.0, 5.0), (4.0, 4.0), (2.0, 2.0), (2.1, 2.1), (2.1, 2.1)]
+    assert product_gflops("ieee", (100, 100), 8.0, False) == rate_of(2.0)
+    assert len(products) == 1
+
+
+@pytest.mark.parametrize(
+    "beside", [[(1.0 + i, 1.0 + i) for i in range(8)], [(5.0, 1.0)] * 8], ids=["uneven", "shared"]
+)
+def test_cores_that_something_else_uses_are_not_measured(products, beside):
+    products += [(9.0, 9.0), *beside]
+    with pytest.raises(ClusterError, match=r"equal products took .* else uses the cores"):
+        product_gflops("ieee", (100, 100), 10.0, False)
 
 
 # ----------------------------------------------------------------- live workers
@@ -260,18 +306,20 @@ def test_cpu_workers_are_measured_when_they_first_start(first_start):
     today = date.today().isoformat()
     assert {device.measured for device in spec.devices} == {spec.link.measured} == {today}
     another_process()
-    with mc.start(workers=2, memory_limit="1GiB"):
+    with mc.start(workers=2, memory_limit="1GiB") as client:
+        first_start_module.wait_until_measured(client)
         assert len(first_start) == 1, "measured again"
 
 
 def test_rates_of_long_ago_are_measured_again(first_start):
     with mc.start(workers=1, memory_limit="1GiB") as client:
+        first_start_module.wait_until_measured(client)
         assert len(first_start) == 1
         old = first_start[0].devices[0]._replace(measured="2020-01-01")
         store.keep(store.Rates((old,)))
         first_start_module.measure_at_first_start(client)
-        assert len(first_start) == 2
         assert mc.describe(client).devices[0].measured == date.today().isoformat()
+        assert len(first_start) == 2
 
 
 @pytest.mark.parametrize(
@@ -286,6 +334,42 @@ def test_gpus_with_another_driver_are_measured_again(monkeypatch, stored, known)
     assert not first_start_module._are_known(ClusterSpec.homogeneous(H200, 2)), "no link is known"
 
 
+def test_start_does_not_wait_and_the_first_plan_does(first_start, monkeypatch):
+    begun, go_on, real = threading.Event(), threading.Event(), first_start_module.measure_rates
+
+    def measure(*args):
+        begun.set()
+        assert go_on.wait(60)
+        return real(*args)
+
+    monkeypatch.setattr(first_start_module, "measure_rates", measure)
+    with mc.start(workers=1, memory_limit="1GiB") as client:
+        assert begun.wait(60)
+        assert first_start == []
+        threading.Timer(0.2, go_on.set).start()
+        assert mc.describe(client).devices[0].measured == date.today().isoformat()
+
+
+def test_tasks_that_come_behind_start_are_not_waited_for(first_start, monkeypatch, rates_file):
+    real = probes.product_gflops
+
+    def product_gflops(*args, **more):
+        BARRIER.wait(30)
+        return real(*args, **more)
+
+    BARRIER.clear()
+    monkeypatch.setattr(probes, "product_gflops", product_gflops)
+    with workers(1) as client:
+        first_start_module.measure_at_first_start(client)
+        done = client.submit(int, "7")  # it comes behind the product, in the worker's one thread
+        while not any(client.processing().values()):
+            time.sleep(0.01)
+        BARRIER.set()
+        assert done.result() == 7
+        assert mc.describe(client).devices[0].measured == ""
+    assert not rates_file.exists()
+
+
 def test_a_start_that_cannot_measure_starts(first_start, monkeypatch):
     def lost(client, efforts):
         raise ClusterError("a worker was lost")
@@ -298,6 +382,7 @@ def test_a_start_that_cannot_measure_starts(first_start, monkeypatch):
 def test_nothing_is_measured_where_the_configuration_says_so(first_start):
     with (
         dask.config.set({first_start_module.SETTING: False}),
-        mc.start(workers=1, memory_limit="1GiB"),
+        mc.start(workers=1, memory_limit="1GiB") as client,
     ):
+        first_start_module.wait_until_measured(client)
         assert first_start == []

@@ -47,8 +47,11 @@ class ClusterClient(Client):
             raise
 
     def close(self, *args: Any, **kwargs: Any) -> None:
-        """Close the client, then the cluster it owns."""
+        """Close the client, when nobody measures its workers, then the cluster it owns."""
+        from multimm.cluster.first_start import wait_until_measured
+
         try:
+            wait_until_measured(self)
             super().close(*args, **kwargs)
         finally:
             if self.cluster is not None:

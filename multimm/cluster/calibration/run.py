@@ -116,6 +116,11 @@ def _on_workers(
         ) from error
     for address in addresses:
         reply = replies.get(address)
+        if isinstance(reply, ClusterError):
+            raise ClusterError(
+                f"rates cannot be measured on worker {address} ({reply}): nothing was kept; "
+                "measure again when nothing else runs there"
+            )
         if not isinstance(reply, float):
             raise ClusterError(
                 f"rates cannot be measured on worker {address} ({reply!r}): nothing was kept; "
