@@ -15,21 +15,22 @@ from multimm_benchmarks.sweep_cases import STEADY_RATIO
 
 def table(records: Sequence[Record]) -> Table:
     """One row a record, or one of a system that is absent from all cases for one reason."""
-    columns = ("case", "system", "workers", "precision", "seconds", "TFLOP/s", "% of ideal",
-               "error, u", "remark")  # fmt: skip
+    columns = ("case", "system", "workers", "precision", "seconds", "predicted", "TFLOP/s",
+               "% of ideal", "error, u", "remark")  # fmt: skip
     folds = ("case", "remark")
     shown = Table(*(Column(name, no_wrap=name not in folds) for name in columns), box=SIMPLE_HEAD)
     missing = _missing(records)
     for name, reason in missing.items():
-        shown.add_row("all", name, *[""] * 6, f"absent: {reason}")
+        shown.add_row("all", name, *[""] * 7, f"absent: {reason}")
     for record in records:
         if record["system"] in missing:
             continue
         detail = record["detail"]
-        measured: tuple[str, ...] = ("", "", "", "")
+        measured: tuple[str, ...] = ("", "", "", "", "")
         if detail["status"] == "done":
-            share = efficiency(record)
-            measured = (f"{record['median']:.4g}", f"{record['tflops']:.4g}",
+            share, expected = efficiency(record), detail.get("predicted_seconds")
+            measured = (f"{record['median']:.4g}", f"{expected:.4g}" if expected else "",
+                        f"{record['tflops']:.4g}",
                         f"{100 * share:.0f}" if share else "",
                         f"{record['componentwise_u']:.3g}")  # fmt: skip
         remark = "" if detail["status"] == "done" else f"{detail['status']}: {detail['reason']}"
@@ -57,8 +58,8 @@ def efficiency(record: Record) -> float | None:
 
 
 def verdict(records: Sequence[Record]) -> Iterator[str]:
-    """Yield sentences: what is right, what time was too short for, how fast it is beside each
-    peer, where a peer wins.
+    """Yield sentences: what is right, how good predictions are, what time was too short for, how
+    fast it is beside each peer, where a peer wins.
     """
     done = [record for record in records if record["detail"]["status"] == "done"]
     ours = [record for record in done if record["system"] == "multimm"]
@@ -69,6 +70,7 @@ def verdict(records: Sequence[Record]) -> Iterator[str]:
         yield f"multimm: right in {cases}, FP32 errors of at most {worst:.3g} u |A||B|"
     else:
         yield "multimm: nothing was measured"
+    yield from _predictions(ours)
     yield from _too_late(records)
     for peer in dict.fromkeys(r["system"] for r in done if r["system"] != "multimm"):
         yield from _beside(peer, ours, [record for record in done if record["system"] == peer])
@@ -79,6 +81,18 @@ def verdict(records: Sequence[Record]) -> Iterator[str]:
                 f"{len(record['seconds'])} runs in a row: the slowest took {ratio:.3f} x the "
                 f"median, {kept} {STEADY_RATIO}"
             )
+
+
+def _predictions(ours: Sequence[Record]) -> Iterator[str]:
+    """How many predictions of seconds are near what was measured."""
+    predicted = [(r["detail"].get("predicted_seconds"), r["median"]) for r in ours]
+    ratios = sorted(expected / median for expected, median in predicted if expected)
+    if ratios:
+        near, far = (sum(abs(x - 1) <= limit for x in ratios) for limit in (0.15, 0.3))
+        yield (
+            f"predicted seconds, of {len(ratios)} cases: {near} within 15 % of the median, {far} "
+            f"within 30 %; {ratios[0]:.2f} to {ratios[-1]:.2f} times"
+        )
 
 
 def _too_late(records: Sequence[Record]) -> Iterator[str]:

@@ -114,13 +114,18 @@ def rate_of(seconds):
 
 def test_the_fastest_product_counts_on_cpus(products):
     products += [(9.0, 9.0), (5.0, 1.0), (1.0, 1.0), (3.0, 1.0), (1.1, 1.1)]
-    assert product_gflops("ieee", (100, 100), 10.0, False) == rate_of(1.0)
+    assert product_gflops("ieee", (100, 100), 10.0, False, True) == rate_of(1.0)
     assert products == []
+
+
+def test_else_the_mean_counts(products):
+    products += [(9.0, 9.0), (5.0, 1.0), (3.0, 1.0)]
+    assert product_gflops("ieee", (100, 100), 8.0, False) == rate_of(4.0)
 
 
 def test_products_go_on_until_two_are_alike(products):
     products += [(9.0, 9.0), (5.0, 5.0), (4.0, 4.0), (2.0, 2.0), (2.1, 2.1), (2.1, 2.1)]
-    assert product_gflops("ieee", (100, 100), 8.0, False) == rate_of(2.0)
+    assert product_gflops("ieee", (100, 100), 8.0, False, True) == rate_of(2.0)
     assert len(products) == 1
 
 
@@ -130,7 +135,7 @@ def test_products_go_on_until_two_are_alike(products):
 def test_cores_that_something_else_uses_are_not_measured(products, beside):
     products += [(9.0, 9.0), *beside]
     with pytest.raises(ClusterError, match=r"equal products took .* else uses the cores"):
-        product_gflops("ieee", (100, 100), 10.0, False)
+        product_gflops("ieee", (100, 100), 10.0, False, True)
 
 
 # ----------------------------------------------------------------- live workers

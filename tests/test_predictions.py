@@ -12,9 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+from scaling_records import entry as record_of
+
 import multimm
 from multimm.planning.cost import time
 from multimm.planning.spec import H200, NVLINK, ClusterSpec, MatrixSpec
+from multimm_benchmarks import verdict
 from multimm_benchmarks.peers.ours import as_the_plan_keeps_them
 from multimm_benchmarks.sweep_cases import Product, operand_specs
 
@@ -79,3 +82,20 @@ def test_a_gpu_waits_for_launches_where_these_take_longer_than_its_kernels():
     kernels = terms["block products"] + terms["packing"]
     assert 0 < terms["launching"] == 8 * time.LAUNCH_S - kernels
     assert x_w(131_072, 8)["launching"] == 0, "kernels take longer"
+
+
+def test_a_sweep_says_how_near_its_predictions_were():
+    case = "strong square 32768"
+    seconds = record_of(case, "multimm", "tf32", 1)["median"]
+    found = [
+        record_of(case, "multimm", "tf32", 1, predicted_seconds=seconds * times, reason="")
+        for times in (0.9, 1.25, 2.0)
+    ]
+    found.append(record_of(case, "dask.array", "float32", 1, reason=""))
+    said = [line for line in verdict.verdict(found) if line.startswith("predicted")]
+    assert said == [
+        "predicted seconds, of 3 cases: 1 within 15 % of the median, 2 within 30 %; "
+        "0.90 to 2.00 times"
+    ]
+    cells = {str(column.header): [*column.cells] for column in verdict.table(found).columns}
+    assert cells["predicted"] == [f"{seconds * x:.4g}" for x in (0.9, 1.25, 2.0)] + [""]

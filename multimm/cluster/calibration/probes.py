@@ -48,8 +48,10 @@ async def product_rate(
     gpu = by_dask_cuda(dask_worker)
     effort = efforts["gpu" if gpu else "cpu"]
     shape = effort.edge, effort.k
+    # A worker has a GPU for itself, whose power limit makes later products slower.
+    fastest = not gpu
     return await _in_all_threads(
-        dask_worker, product_gflops, precision, shape, effort.product_seconds, gpu
+        dask_worker, product_gflops, precision, shape, effort.product_seconds, gpu, fastest
     )
 
 
@@ -72,18 +74,24 @@ async def _in_all_threads(dask_worker: Worker, call: Callable[..., float], *give
 
 
 def product_gflops(
-    precision: Precision, shape: tuple[int, int], seconds: float, gpu: bool, *, adds: bool = False
+    precision: Precision,
+    shape: tuple[int, int],
+    seconds: float,
+    gpu: bool,
+    fastest: bool = False,
+    *,
+    adds: bool = False,
 ) -> float:
     """Runs in a thread of a worker: GFLOP/s of what tasks call, on normal numbers.
 
     Rows and k are `shape`, and there are as many columns as rows. Operands are packed before, as
     those of a product are. If it `adds`, every product adds to a sum, which plans count beside it.
-    On GPUs the mean rate; on CPUs that of the fastest product, if another one is `ALIKE`.
+    The mean rate, or that of the `fastest` product, if another one is `ALIKE`.
 
     Raises
     ------
     ClusterError
-        If products on a CPU are not alike.
+        If it asks for the fastest, and products are not alike.
     """
     from multimm.graph.tasks.multiply import Step, multiply, pack
 
@@ -101,7 +109,7 @@ def product_gflops(
         spent = sum(passed for passed, _ in times)
         if spent < seconds:
             continue
-        if gpu:  # a worker has it for itself, and its power limit makes later products slower
+        if not fastest:
             return len(times) * flops / spent / 1e9
         if len(times) == 1:
             continue
