@@ -35,7 +35,7 @@ from multimm.planning.spec import (
 pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("rates_file")]
 
 
-QUICK = {"cpu": Effort(64, 64, 0.03, 2**12, 0.001)}
+QUICK = {"cpu": Effort(64, 64, 0.1, 2**12, 0.001)}
 
 
 @pytest.fixture
@@ -356,9 +356,10 @@ def test_start_does_not_wait_and_the_first_plan_does(first_start, monkeypatch):
 
 
 def test_tasks_that_come_behind_start_are_not_waited_for(first_start, monkeypatch, rates_file):
-    real = probes.product_gflops
+    real, begun = probes.product_gflops, threading.Event()
 
     def product_gflops(*args, **more):
+        begun.set()
         BARRIER.wait(30)
         return real(*args, **more)
 
@@ -366,6 +367,7 @@ def test_tasks_that_come_behind_start_are_not_waited_for(first_start, monkeypatc
     monkeypatch.setattr(probes, "product_gflops", product_gflops)
     with workers(1) as client:
         first_start_module.measure_at_first_start(client)
+        assert begun.wait(30)
         done = client.submit(int, "7")  # it comes behind the product, in the worker's one thread
         while not any(client.processing().values()):
             time.sleep(0.01)

@@ -38,6 +38,8 @@ EFFORT = {
 }
 #: Days after which workers are measured again: libraries and machines change. Arbitrary.
 DAYS = 90
+#: Seconds that anyone waits for a measurement: it takes one, if no worker is stuck.
+WAIT_SECONDS = 10.0
 
 #: What measures the workers of a client.
 _measuring: WeakKeyDictionary[Client, Thread] = WeakKeyDictionary()
@@ -65,7 +67,7 @@ def wait_until_measured(client: Client) -> None:
     """Wait, at most about a second, where the client's workers are being measured."""
     thread = _measuring.get(client)
     if thread is not None and not client.asynchronous:  # in its event loop nobody may wait
-        thread.join()
+        thread.join(WAIT_SECONDS)
 
 
 def _measure(client: Client) -> None:
