@@ -292,8 +292,11 @@ def _scalar(x: Array) -> Array:
 
 
 def _vector(x: Array) -> Array:
-    # Dask cannot reshape what is empty.
-    return x.reshape(-1) if x.size or not is_dask(x) else np.empty_like(x, shape=(0,))
+    if not is_dask(x):
+        return x.reshape(-1)
+    # Dask cannot reshape what is empty, and no empty blocks.
+    kept = tuple(tuple(filter(None, own)) for own in x.chunks)
+    return x.rechunk(kept).reshape(-1) if x.size else np.empty_like(x, shape=(0,))
 
 
 def einsum_steps(

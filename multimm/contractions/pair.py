@@ -16,6 +16,7 @@ import dask.array as da
 import numpy as np
 from dask.array.core import common_blockdim
 
+from multimm.contractions.dtypes import common_dtype
 from multimm.contractions.subscripts import Label, Labels, written
 from multimm.gpu.integers.bounds import is_narrow
 from multimm.gpu.kernel_selection import Precision
@@ -71,11 +72,17 @@ def elementwise(terms: list[Term], out: Labels, dtype: np.dtype[Any] | None = No
     and rounded once.
     """
     arrays = [term.array for term in terms]
-    own = np.result_type(*(x.dtype for x in arrays))
+    own = common_dtype(*(x.dtype for x in arrays))
     made = own if dtype is None else dtype
     exact = made.kind == "f" and all(is_narrow(x.dtype) for x in arrays)
     sums = np.dtype("int64") if exact else dtype
+    if "bfloat16" in (made.name, *(x.dtype.name for x in arrays)):  # einsum of NumPy has none
+        sums = own if own.name != "bfloat16" else np.dtype("float32")
+        arrays = [x.astype(sums) for x in arrays]
     subscripts = written([term.labels for term in terms], out)
+    if len(terms) == 1 and {*terms[0].labels} == {*out}:
+        # A view, of the operand's dtype whatever is asked for.
+        arrays, sums = [x.astype(made) for x in arrays], None
     if any(map(is_dask, arrays)):
         return da.einsum(subscripts, *arrays, dtype=sums).astype(made)  # Dask's sums are of 64 bits
     if any(map(on_gpu, arrays)):
