@@ -434,6 +434,31 @@ def test_one_operand_has_the_dtype_asked_for_in_its_blocks_too(subscripts, store
         np.testing.assert_array_equal(made, np.einsum(subscripts, x.astype("float64")))
 
 
+@pytest.mark.parametrize("subscripts", ["ij,kl->ljik", "ij,ik->kij", "ij,j->ji"])
+def test_what_is_only_multiplied_keeps_the_operands_chunks(subscripts):
+    """Dask's einsum cuts them into thousands, so that no block is larger than the operands'."""
+    x, y = numbers((20, 12), "float64"), numbers((20, 16), "float64", 1)
+    y = y[0, :12] if subscripts.startswith("ij,j") else y
+    given = da.from_array(x, chunks=(7, 5)), da.from_array(y, chunks=5 if y.ndim == 1 else 6)
+    made = multimm.einsum(subscripts, *given)
+    np.testing.assert_array_equal(made.compute(), np.einsum(subscripts, x, y))
+    terms, _, out = subscripts.partition("->")
+    cuts = dict.fromkeys(out, 0)
+    for term, array in zip(terms.split(","), given, strict=True):
+        for label, count in zip(term, array.numblocks, strict=True):
+            cuts[label] += count - 1
+    for label, count in zip(out, made.numblocks, strict=True):
+        assert count <= cuts[label] + 1
+
+
+def test_blocks_of_an_outer_product_are_no_larger_than_dask_has_them():
+    x = da.ones(1000, chunks=1000, dtype="float32")
+    with dask.config.set({"array.chunk-size": 40_000}):
+        for made in (multimm.outer(x, x), multimm.tensordot(x, x, 0), multimm.outer(2, x)):
+            assert max(np.prod(made.chunksize), 10_000) == 10_000
+    assert multimm.outer(x, x).sum().compute() == 1_000_000
+
+
 BAD = {
     "objects": (lambda x: multimm.einsum("ij,jk", x.astype(object), x), DTypeError),
     "strings": (lambda x: multimm.tensordot(x.astype(str), x, 1), DTypeError),

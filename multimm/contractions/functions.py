@@ -89,7 +89,7 @@ def einsum(
     dask.array.Array, numpy.ndarray or cupy.ndarray
         Of the operands' kind: lazy if one is a Dask array. Each axis has its operand's chunks, cut
         where blocks would be larger than Dask's ``array.chunk-size`` and than the operands'; but
-        what Dask computes has Dask's.
+        sums that are no product of matrices have Dask's.
 
     Raises
     ------
@@ -269,6 +269,7 @@ def outer(a: Any, b: Any) -> Array:
     Returns
     -------
     dask.array.Array, numpy.ndarray or cupy.ndarray, shape (a.size, b.size)
+        In the chunks that `einsum` gives it.
 
     Raises
     ------
@@ -282,8 +283,9 @@ def outer(a: Any, b: Any) -> Array:
     array([[0, 0, 0],
            [0, 1, 2]])
     """
-    x, y = map(_vector, of_one_kind([a, b]))
-    return x[:, None] * y[None, :]
+    vectors = [_vector(x) for x in of_one_kind([a, b])]
+    found = of_einsum("i,j->ij", [x.shape for x in vectors])
+    return contraction(found, vectors).result("float32")
 
 
 def _scalar(x: Array) -> Array:

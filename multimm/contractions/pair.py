@@ -9,6 +9,8 @@ block of C is taken apart again. No block leaves its worker for that.
 
 from __future__ import annotations
 
+import operator
+from functools import reduce
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ import numpy as np
 from dask.array.core import common_blockdim
 
 from multimm.contractions.dtypes import common_dtype
+from multimm.contractions.einsum_chunks import limited_chunks
 from multimm.contractions.subscripts import Label, Labels, written
 from multimm.gpu.integers.bounds import is_narrow
 from multimm.gpu.kernel_selection import Precision
@@ -84,12 +87,30 @@ def elementwise(terms: list[Term], out: Labels, dtype: np.dtype[Any] | None = No
         # A view, of the operand's dtype whatever is asked for.
         arrays, sums = [x.astype(made) for x in arrays], None
     if any(map(is_dask, arrays)):
+        labels = [term.labels for term in terms]
+        if len(terms) > 1 and {*out} >= {x for own in labels for x in own}:
+            return _spread([x.astype(sums or own) for x in arrays], labels, out, made)
         return da.einsum(subscripts, *arrays, dtype=sums).astype(made)  # Dask's sums are of 64 bits
     if any(map(on_gpu, arrays)):
         import cupy
 
         return cupy.einsum(subscripts, *arrays, dtype=sums).astype(made, copy=False)
     return np.asarray(np.einsum(subscripts, *arrays, dtype=sums)).astype(made, copy=False)
+
+
+def _spread(arrays: list[Array], labels: list[Labels], out: Labels, dtype: np.dtype[Any]) -> Array:
+    """Products of elements of Dask arrays, of which nothing is summed.
+
+    Dask's einsum would cut them until blocks are hardly larger than those of the operands.
+    """
+    gpu = any(map(on_gpu, arrays))
+    chunks = limited_chunks(labels, [x.chunks for x in arrays], out, dtype, gpu)
+    found = []
+    for array, own in zip(arrays, labels, strict=True):
+        x = array.rechunk(tuple(chunks[label] for label in own))
+        x = x.transpose([own.index(label) for label in out if label in own])
+        found.append(x[tuple(slice(None) if label in own else None for label in out)])
+    return reduce(operator.mul, found).astype(dtype)
 
 
 class Matrices(NamedTuple):
