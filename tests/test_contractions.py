@@ -421,6 +421,13 @@ def test_bfloat16_is_summed_in_float32_whatever_is_beside_it(subscripts, other, 
     np.testing.assert_array_equal(np.asarray(found).astype(np.complex128), expected)
 
 
+def test_bfloat16_is_summed_in_the_dtype_asked_for():
+    """2^24 + 1 is no float32."""
+    x = np.array([[4096.0, 1.0]]).astype(HALF)
+    for y in (x, da.from_array(x, chunks=2)):
+        assert multimm.einsum("ij,ij->i", y, y, dtype="float64")[0] == 2**24 + 1
+
+
 @pytest.mark.parametrize("subscripts", ["ij->ji", "ij", "ij->j", "ii->i"])
 @pytest.mark.parametrize("stored", ["int8", ">f4", HALF])
 def test_one_operand_has_the_dtype_asked_for_in_its_blocks_too(subscripts, stored):

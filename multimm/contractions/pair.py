@@ -80,7 +80,7 @@ def elementwise(terms: list[Term], out: Labels, dtype: np.dtype[Any] | None = No
     exact = made.kind == "f" and all(is_narrow(x.dtype) for x in arrays)
     sums = np.dtype("int64") if exact else dtype
     if "bfloat16" in (made.name, *(x.dtype.name for x in arrays)):  # einsum of NumPy has none
-        sums = own if own.name != "bfloat16" else np.dtype("float32")
+        sums = np.dtype("float32") if (dtype or own).name == "bfloat16" else dtype or own
         arrays = [x.astype(sums) for x in arrays]
     subscripts = written([term.labels for term in terms], out)
     if len(terms) == 1 and {*terms[0].labels} == {*out}:
