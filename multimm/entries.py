@@ -27,6 +27,7 @@ from dask.array import einsumfuncs, linalg, routines
 
 from multimm.acceleration_report import described
 from multimm.api import matmul
+from multimm.contractions.dtypes import common_dtype
 from multimm.contractions.einsum_chunks import einsum_chunks, own_chunks
 from multimm.contractions.functions import (
     einsum_steps,
@@ -187,7 +188,7 @@ def _is_cut_along_k(x: Array, axis: int) -> bool:
 
 def _dtype_of_sums(*dtypes: np.dtype[Any]) -> np.dtype[Any] | None:
     """That of Dask's sums of integers, 64 bits; None for others: they have that of the operands."""
-    own = np.result_type(*dtypes)
+    own = common_dtype(*dtypes)
     if own.kind == "b":
         raise LeftToDaskError("sums of bool: Dask counts blocks in which one is True")
     return np.empty(0, own).sum().dtype if own.kind in "iu" else None

@@ -213,6 +213,9 @@ def _checked_dask(x: Any, name: str) -> Any:
             f"{name} has unknown chunk sizes {x.chunks}: call {name}.compute_chunk_sizes() first"
         )
     _check_block_type(x._meta, name, lazy=True)
+    # Empty chunks beside the one that is broadcast would be, too, by Dask.
+    alone = {axis: 1 for axis, n in enumerate(x.numblocks) if n > 1 and x.shape[axis] == 1}
+    x = x.rechunk(alone) if alone else x
     if is_dense(x._meta):
         return x
     return da.Array(x.dask, x.name, x.chunks, meta=plain(x._meta))  # tasks convert the blocks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dask
 import dask.array as da
+import ml_dtypes
 import numpy as np
 import pytest
 import sparse
@@ -373,6 +374,96 @@ def test_narrow_integers_travel_narrow():
     x = da.from_array(np.ones((64, 96), "int8"), chunks=16).persist()
     graph = dict(multimm.einsum("ij,kj->ik", x, x, dtype="float64").__dask_graph__())
     assert not any("astype" in str(key) for key in graph)
+
+
+EMPTY_CHUNKS = {
+    "vecdot": lambda xp, x, y: xp.vecdot(x, y.T),
+    "einsum": lambda xp, x, y: xp.einsum("ki,ji,->kij", x, x, y[0, 0]),
+    "outer": lambda xp, x, y: xp.outer(x, y),
+    "tensordot": lambda xp, x, y: xp.tensordot(x, y, axes=0),
+    "matmul": lambda xp, x, y: xp.matmul(x[:, :, None], y.T[:, None]),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY_CHUNKS)
+def test_empty_chunks_beside_others_are_no_elements(name):
+    """Dask broadcasts them as it does the one of length 1: shapes come out too large."""
+    x = np.array([[1.0, 2, 3]])
+    y = np.array([[4.0], [5], [6]])
+    for first in ((0, 1), (1, 0)):
+        lazily = (
+            da.from_array(x, chunks=(first, (2, 0, 1))),
+            da.from_array(y, chunks=((0, 3), first)),
+        )
+        found = EMPTY_CHUNKS[name](multimm, *lazily)
+        expected = EMPTY_CHUNKS[name](np, x, y)
+        assert found.shape == expected.shape
+        np.testing.assert_array_equal(found.compute(), expected)
+
+
+HALF = np.dtype(ml_dtypes.bfloat16)
+
+
+@pytest.mark.parametrize("lazily", [True, False])
+@pytest.mark.parametrize("other", [HALF, "float32", "int8", "float16", "complex64"])
+@pytest.mark.parametrize("subscripts", ["ij,kj->ik", "ij,ij->i", "ij,ij->ij", "ij,kj,ij->ik"])
+def test_bfloat16_is_summed_in_float32_whatever_is_beside_it(subscripts, other, lazily):
+    """NumPy has no einsum of it, and no dtype in common with most others."""
+    first, second = numbers((5, 6), "float32"), numbers((5, 6), "float32", 1)
+    arrays = [first, second, first][: subscripts.count(",") + 1]
+    expected = np.einsum(subscripts, *arrays)
+    dtypes = [HALF, other, HALF]
+    given = [x.astype(dtype) for x, dtype in zip(arrays, dtypes, strict=False)]
+    given = [da.from_array(x, chunks=4) for x in given] if lazily else given
+    found = multimm.einsum(subscripts, *given)
+    assert found.dtype == multimm.matmul(given[0], given[1].T).dtype
+    assert np.asarray(found).dtype == found.dtype
+    np.testing.assert_array_equal(np.asarray(found).astype(np.complex128), expected)
+
+
+def test_bfloat16_is_summed_in_the_dtype_asked_for():
+    """2^24 + 1 is no float32."""
+    x = np.array([[4096.0, 1.0]]).astype(HALF)
+    for y in (x, da.from_array(x, chunks=2)):
+        assert multimm.einsum("ij,ij->i", y, y, dtype="float64")[0] == 2**24 + 1
+
+
+@pytest.mark.parametrize("subscripts", ["ij->ji", "ij", "ij->j", "ii->i"])
+@pytest.mark.parametrize("stored", ["int8", ">f4", HALF])
+def test_one_operand_has_the_dtype_asked_for_in_its_blocks_too(subscripts, stored):
+    """NumPy returns a view, of the operand's dtype; a lazy result said another one."""
+    x = numbers((6, 6), "int8").astype(stored)
+    y = da.from_array(x, chunks=4)
+    for found in (multimm.einsum(subscripts, y, dtype="float64"), multimm.einsum(subscripts, y)):
+        made = found.compute()
+        assert made.dtype == found.dtype
+        assert made.dtype.isnative
+        np.testing.assert_array_equal(made, np.einsum(subscripts, x.astype("float64")))
+
+
+@pytest.mark.parametrize("subscripts", ["ij,kl->ljik", "ij,ik->kij", "ij,j->ji"])
+def test_what_is_only_multiplied_keeps_the_operands_chunks(subscripts):
+    """Dask's einsum cuts them into thousands, so that no block is larger than the operands'."""
+    x, y = numbers((20, 12), "float64"), numbers((20, 16), "float64", 1)
+    y = y[0, :12] if subscripts.startswith("ij,j") else y
+    given = da.from_array(x, chunks=(7, 5)), da.from_array(y, chunks=5 if y.ndim == 1 else 6)
+    made = multimm.einsum(subscripts, *given)
+    np.testing.assert_array_equal(made.compute(), np.einsum(subscripts, x, y))
+    terms, _, out = subscripts.partition("->")
+    cuts = dict.fromkeys(out, 0)
+    for term, array in zip(terms.split(","), given, strict=True):
+        for label, count in zip(term, array.numblocks, strict=True):
+            cuts[label] += count - 1
+    for label, count in zip(out, made.numblocks, strict=True):
+        assert count <= cuts[label] + 1
+
+
+def test_blocks_of_an_outer_product_are_no_larger_than_dask_has_them():
+    x = da.ones(1000, chunks=1000, dtype="float32")
+    with dask.config.set({"array.chunk-size": 40_000}):
+        for made in (multimm.outer(x, x), multimm.tensordot(x, x, 0), multimm.outer(2, x)):
+            assert max(np.prod(made.chunksize), 10_000) == 10_000
+    assert multimm.outer(x, x).sum().compute() == 1_000_000
 
 
 BAD = {

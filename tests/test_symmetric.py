@@ -305,3 +305,23 @@ def test_products_are_whole_and_symmetric(small_sub_blocks, options):
     np.testing.assert_array_equal(product.compute(scheduler="sync"), x @ x.T)
     added = multimm.gemm(2, a, a, 3, c, trans_b=True, **options)
     np.testing.assert_array_equal(added.compute(scheduler="sync"), 2 * (x @ x.T) + 3 * c0)
+
+
+@pytest.mark.parametrize("hermitian", [False, True])
+@pytest.mark.parametrize("shape", [(0, 0), (1, 1), (5, 5), (2, 6, 6), (7, 7), (2, 3, 19, 19)])
+def test_mirrored_tile_by_tile_as_at_once(monkeypatch, shape, hermitian):
+    """On a CPU; what was above the diagonal does not count, and the sums are left alone."""
+    monkeypatch.setattr(symmetric, "TILE", 6)
+    sums = integers(shape, dtype="c16") + 1j * integers(shape, 1, "c16")
+    step = Step("complex128", "complex128", trans_b=True, conj_b=hermitian)
+    assert step.hermitian == hermitian
+    before = sums.copy()
+    turned = sums.swapaxes(-1, -2).conj() if hermitian else sums.swapaxes(-1, -2)
+    expected = np.tril(sums) + np.triu(turned, 1)
+    if hermitian:
+        expected = expected - 1j * np.eye(shape[-1]) * expected.imag
+    found = symmetric._mirrored(sums, step)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(sums, before)
+    assert found.flags.c_contiguous
+    assert not np.shares_memory(found, sums)

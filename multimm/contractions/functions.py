@@ -89,7 +89,7 @@ def einsum(
     dask.array.Array, numpy.ndarray or cupy.ndarray
         Of the operands' kind: lazy if one is a Dask array. Each axis has its operand's chunks, cut
         where blocks would be larger than Dask's ``array.chunk-size`` and than the operands'; but
-        what Dask computes has Dask's.
+        sums that are no product of matrices have Dask's.
 
     Raises
     ------
@@ -269,6 +269,7 @@ def outer(a: Any, b: Any) -> Array:
     Returns
     -------
     dask.array.Array, numpy.ndarray or cupy.ndarray, shape (a.size, b.size)
+        In the chunks that `einsum` gives it.
 
     Raises
     ------
@@ -282,8 +283,9 @@ def outer(a: Any, b: Any) -> Array:
     array([[0, 0, 0],
            [0, 1, 2]])
     """
-    x, y = map(_vector, of_one_kind([a, b]))
-    return x[:, None] * y[None, :]
+    vectors = [_vector(x) for x in of_one_kind([a, b])]
+    found = of_einsum("i,j->ij", [x.shape for x in vectors])
+    return contraction(found, vectors).result("float32")
 
 
 def _scalar(x: Array) -> Array:
@@ -292,8 +294,11 @@ def _scalar(x: Array) -> Array:
 
 
 def _vector(x: Array) -> Array:
-    # Dask cannot reshape what is empty.
-    return x.reshape(-1) if x.size or not is_dask(x) else np.empty_like(x, shape=(0,))
+    if not is_dask(x):
+        return x.reshape(-1)
+    # Dask cannot reshape what is empty, and no empty blocks.
+    kept = tuple(tuple(filter(None, own)) for own in x.chunks)
+    return x.rechunk(kept).reshape(-1) if x.size else np.empty_like(x, shape=(0,))
 
 
 def einsum_steps(

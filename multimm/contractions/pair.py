@@ -9,6 +9,8 @@ block of C is taken apart again. No block leaves its worker for that.
 
 from __future__ import annotations
 
+import operator
+from functools import reduce
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -16,6 +18,8 @@ import dask.array as da
 import numpy as np
 from dask.array.core import common_blockdim
 
+from multimm.contractions.dtypes import common_dtype
+from multimm.contractions.einsum_chunks import limited_chunks
 from multimm.contractions.subscripts import Label, Labels, written
 from multimm.gpu.integers.bounds import is_narrow
 from multimm.gpu.kernel_selection import Precision
@@ -71,18 +75,42 @@ def elementwise(terms: list[Term], out: Labels, dtype: np.dtype[Any] | None = No
     and rounded once.
     """
     arrays = [term.array for term in terms]
-    own = np.result_type(*(x.dtype for x in arrays))
+    own = common_dtype(*(x.dtype for x in arrays))
     made = own if dtype is None else dtype
     exact = made.kind == "f" and all(is_narrow(x.dtype) for x in arrays)
     sums = np.dtype("int64") if exact else dtype
+    if "bfloat16" in (made.name, *(x.dtype.name for x in arrays)):  # einsum of NumPy has none
+        sums = np.dtype("float32") if (dtype or own).name == "bfloat16" else dtype or own
+        arrays = [x.astype(sums) for x in arrays]
     subscripts = written([term.labels for term in terms], out)
+    if len(terms) == 1 and {*terms[0].labels} == {*out}:
+        # A view, of the operand's dtype whatever is asked for.
+        arrays, sums = [x.astype(made) for x in arrays], None
     if any(map(is_dask, arrays)):
+        labels = [term.labels for term in terms]
+        if len(terms) > 1 and {*out} >= {x for own in labels for x in own}:
+            return _spread([x.astype(sums or own) for x in arrays], labels, out, made)
         return da.einsum(subscripts, *arrays, dtype=sums).astype(made)  # Dask's sums are of 64 bits
     if any(map(on_gpu, arrays)):
         import cupy
 
         return cupy.einsum(subscripts, *arrays, dtype=sums).astype(made, copy=False)
     return np.asarray(np.einsum(subscripts, *arrays, dtype=sums)).astype(made, copy=False)
+
+
+def _spread(arrays: list[Array], labels: list[Labels], out: Labels, dtype: np.dtype[Any]) -> Array:
+    """Products of elements of Dask arrays, of which nothing is summed.
+
+    Dask's einsum would cut them until blocks are hardly larger than those of the operands.
+    """
+    gpu = any(map(on_gpu, arrays))
+    chunks = limited_chunks(labels, [x.chunks for x in arrays], out, dtype, gpu)
+    found = []
+    for array, own in zip(arrays, labels, strict=True):
+        x = array.rechunk(tuple(chunks[label] for label in own))
+        x = x.transpose([own.index(label) for label in out if label in own])
+        found.append(x[tuple(slice(None) if label in own else None for label in out)])
+    return reduce(operator.mul, found).astype(dtype)
 
 
 class Matrices(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from dask.array.core import common_blockdim
 
+from multimm.contractions.dtypes import common_dtype
 from multimm.contractions.einsum_chunks import Rule, limited_chunks
 from multimm.contractions.pair import Matrices, Term, as_stored, elementwise, matrices, roles
 from multimm.contractions.subscripts import Label, Labels, Subscripts, written
@@ -101,7 +102,7 @@ class Contraction(NamedTuple):
     @property
     def dtype(self) -> np.dtype[Any]:
         """Of the result."""
-        return self.asked or np.result_type(*(term.array.dtype for term in self.terms))
+        return self.asked or common_dtype(*(term.array.dtype for term in self.terms))
 
     def _dtype(self, taken: Sequence[Term], step: Step) -> np.dtype[Any] | None:
         """Of what a step makes: the result's. None: it is what NumPy's rule gives for its operands.
@@ -111,7 +112,7 @@ class Contraction(NamedTuple):
         end.
         """
         own = [term.array.dtype for term in taken]
-        if not self.asked and np.result_type(*own) == self.dtype:
+        if not self.asked and common_dtype(*own) == self.dtype:
             return None
         narrow = all(is_narrow(term.array.dtype) for term in self.terms)
         if narrow and self.dtype.kind == "f" and len(self.steps) > 1:

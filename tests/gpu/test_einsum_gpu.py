@@ -59,6 +59,28 @@ def test_einsum_is_numpys(subscripts, dtype):
     same(found.compute(), expected)
 
 
+@pytest.mark.parametrize("asked", ["float32", "int32", "complex64"])
+@pytest.mark.parametrize("subscripts", ["ij->ji", "ij->j", "ii->i", "ij,ij->ij", "ij,kl->ijkl"])
+def test_what_is_no_product_has_the_dtype_asked_for_in_its_blocks(subscripts, asked):
+    x = np.random.default_rng(4).integers(-128, 128, (7, 7)).astype("int8")
+    arrays = [x] * (subscripts.count(",") + 1)
+    expected = np.einsum(subscripts, *(x.astype("int64") for x in arrays)).astype(asked)
+    same(multimm.einsum(subscripts, *map(cupy.asarray, arrays), dtype=asked), expected)
+    found = multimm.einsum(subscripts, *(lazy(x, 4) for x in arrays), dtype=asked)
+    assert found.dtype == asked
+    same(found.compute(), expected)
+
+
+def test_empty_chunks_beside_others_are_no_elements():
+    x = integers((1, 12), 0, "float32")
+    for first in ((0, 1), (1, 0)):
+        given = lazy(x, (first, (5, 0, 7)))
+        same(multimm.outer(given, given).compute(), np.outer(x, x))
+        same(multimm.einsum("ij,kj->ikj", given, given).compute(), x[:, None] * x[None])
+        stack = multimm.matmul(given[:, :, None], lazy(x.T, (6, 1))[:, None])
+        same(stack.compute(), x[:, :, None] @ x.T[:, None])
+
+
 def test_tensordot_inner_vecdot_and_outer_are_numpys():
     x, y = integers((6, 20, 30), 0, "float32"), integers((30, 20, 8), 1, "float32")
     axes = ((1, 2), (1, 0))

@@ -25,6 +25,11 @@ from multimm.graph.tasks.multiply import (
 )
 from multimm.planning.tiling.triangle import triangle
 
+#: Rows and columns that a CPU mirrors at a time, so that what is read down columns stays in the
+#: cache: of 64, 128, 256 and 512 within 1.6 times the fastest for float32, float64 and complex128
+#: squares of 300 to 4096 on an AMD EPYC. All of 4096 float32 squares at once took ten times that.
+TILE = 128
+
 
 def link_symmetric(a: Block, b: Block, partial: Block = None, *, step: Step) -> Block:
     """`link` of two blocks of one operand, both stored or packed as left operands are."""
@@ -73,15 +78,32 @@ def _mirrored(block: Block, step: Step) -> Block:
 
     Of the latter the diagonal is real, as in BLAS's herk; but what is NaN stays so.
     """
-    xp = module_of(block=block)
-    lower, turned = xp.tri(block.shape[-1], dtype=bool), block.swapaxes(-1, -2)
+    whole = _both_triangles(block, step)
     if step.hermitian:
-        turned = turned.conj()
-    whole = xp.ascontiguousarray(xp.where(lower, block, turned))
-    if step.hermitian:
-        diagonal = xp.arange(block.shape[-1])
+        diagonal = module_of(block=block).arange(block.shape[-1])
         whole.imag[..., diagonal, diagonal] -= whole.imag[..., diagonal, diagonal]
     return whole
+
+
+def _both_triangles(block: Block, step: Step) -> Block:
+    """A copy in C order; on a CPU tile by tile."""
+    xp, size = module_of(block=block), block.shape[-1]
+    if is_cupy(block) or size <= TILE:
+        lower = xp.tri(size, dtype=bool)
+        return xp.ascontiguousarray(xp.where(lower, block, _turned(block, step)))
+    whole = block.copy(order="C")
+    for start in range(0, size, TILE):
+        rows = slice(start, start + TILE)
+        whole[..., rows, rows] = _both_triangles(block[..., rows, rows], step)
+        for row in range(start + TILE, size, TILE):
+            columns = slice(row, row + TILE)
+            whole[..., rows, columns] = _turned(block[..., columns, rows], step)
+    return whole
+
+
+def _turned(block: Block, step: Step) -> Block:
+    block = block.swapaxes(-1, -2)
+    return block.conj() if step.hermitian else block
 
 
 def scale(block: Block, c: Block, *, step: Step, turned: bool) -> Block:
@@ -89,7 +111,4 @@ def scale(block: Block, c: Block, *, step: Step, turned: bool) -> Block:
 
     A Hermitian S is so bit by bit: what is turned is what the other place has.
     """
-    if turned:
-        block = block.swapaxes(-1, -2)
-        block = block.conj() if step.hermitian else block
-    return add(block, c=c, step=step)
+    return add(_turned(block, step) if turned else block, c=c, step=step)
