@@ -24,8 +24,8 @@ def uploads(
     """A task for each block of the operands that tasks of a product need on a GPU.
 
     Each runs where its block lies, or where the block is first needed, and as early as that.
-    Products that give their worker's thread up begin before blocks go up that others need: to begin
-    sixteen uploads took a worker that copies 70 ms, for which its first product had to wait.
+    Products that give their worker's thread up begin before blocks go up that others need: a first
+    product would wait until the worker had begun all uploads.
 
     Parameters
     ----------
