@@ -373,15 +373,15 @@ GRAPH = (
     Fault(
         "the mirrored block of a symmetric product is not transposed",
         "graph/lowering/symmetric.py",
-        "        block = block.swapaxes(-1, -2)\n",
+        "    block = block.swapaxes(-1, -2)\n",
         "",
         "symmetric",
     ),
     Fault(
         "the mirrored block of a Hermitian product with a C is not conjugated",
         "graph/lowering/symmetric.py",
-        "block = block.conj() if step.hermitian else block",
-        "block = block",
+        "return block.conj() if step.hermitian else block",
+        "return block",
         "conjugates",
     ),
     Fault(
@@ -587,7 +587,7 @@ CONTRACTIONS = [
           "        numbers.append(number_of(source[::-1], array.numblocks[::-1]))\n"
           "    return _array(array, tasks, name, final, numbers)\n\n\ndef split", "rearranged"),
     Fault("narrow integers wrap around before they are added to wide ones", "contractions/steps.py",
-          "        if not self.asked and np.result_type(*own) == self.dtype:",
+          "        if not self.asked and common_dtype(*own) == self.dtype:",
           "        if not self.asked:",
           "contractions -k beside_a_wide"),
     Fault("a function of whole blocks counts as elementwise", "graph/same_values.py",
