@@ -311,20 +311,18 @@ def test_cpu_workers_are_measured_when_they_first_start(first_start):
     today = date.today().isoformat()
     assert {device.measured for device in spec.devices} == {spec.link.measured} == {today}
     another_process()
-    with mc.start(workers=2, memory_limit="1GiB") as client:
-        first_start_module.wait_until_measured(client)
+    with mc.start(workers=2, memory_limit="1GiB"):
         assert len(first_start) == 1, "measured again"
 
 
 def test_rates_of_long_ago_are_measured_again(first_start):
     with mc.start(workers=1, memory_limit="1GiB") as client:
-        first_start_module.wait_until_measured(client)
         assert len(first_start) == 1
         old = first_start[0].devices[0]._replace(measured="2020-01-01")
         store.keep(store.Rates((old,)))
         first_start_module.measure_at_first_start(client)
-        assert mc.describe(client).devices[0].measured == date.today().isoformat()
         assert len(first_start) == 2
+        assert mc.describe(client).devices[0].measured == date.today().isoformat()
 
 
 @pytest.mark.parametrize(
@@ -339,44 +337,6 @@ def test_gpus_with_another_driver_are_measured_again(monkeypatch, stored, known)
     assert not first_start_module._are_known(ClusterSpec.homogeneous(H200, 2)), "no link is known"
 
 
-def test_start_does_not_wait_and_the_first_plan_does(first_start, monkeypatch):
-    begun, go_on, real = threading.Event(), threading.Event(), first_start_module.measure_rates
-
-    def measure(*args):
-        begun.set()
-        assert go_on.wait(60)
-        return real(*args)
-
-    monkeypatch.setattr(first_start_module, "measure_rates", measure)
-    with mc.start(workers=1, memory_limit="1GiB") as client:
-        assert begun.wait(60)
-        assert first_start == []
-        threading.Timer(0.2, go_on.set).start()
-        assert mc.describe(client).devices[0].measured == date.today().isoformat()
-
-
-def test_tasks_that_come_behind_start_are_not_waited_for(first_start, monkeypatch, rates_file):
-    real, begun = probes.product_gflops, threading.Event()
-
-    def product_gflops(*args, **more):
-        begun.set()
-        BARRIER.wait(30)
-        return real(*args, **more)
-
-    BARRIER.clear()
-    monkeypatch.setattr(probes, "product_gflops", product_gflops)
-    with workers(1) as client:
-        first_start_module.measure_at_first_start(client)
-        assert begun.wait(30)
-        done = client.submit(int, "7")  # it comes behind the product, in the worker's one thread
-        while not any(client.processing().values()):
-            time.sleep(0.01)
-        BARRIER.set()
-        assert done.result() == 7
-        assert mc.describe(client).devices[0].measured == ""
-    assert not rates_file.exists()
-
-
 def test_a_start_that_cannot_measure_starts(first_start, monkeypatch):
     def lost(client, efforts):
         raise ClusterError("a worker was lost")
@@ -389,7 +349,6 @@ def test_a_start_that_cannot_measure_starts(first_start, monkeypatch):
 def test_nothing_is_measured_where_the_configuration_says_so(first_start):
     with (
         dask.config.set({first_start_module.SETTING: False}),
-        mc.start(workers=1, memory_limit="1GiB") as client,
+        mc.start(workers=1, memory_limit="1GiB"),
     ):
-        first_start_module.wait_until_measured(client)
         assert first_start == []

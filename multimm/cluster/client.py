@@ -47,11 +47,8 @@ class ClusterClient(Client):
             raise
 
     def close(self, *args: Any, **kwargs: Any) -> None:
-        """Close the client, when nobody measures its workers, then the cluster it owns."""
-        from multimm.cluster.first_start import wait_until_measured
-
+        """Close the client, then the cluster it owns."""
         try:
-            wait_until_measured(self)
             super().close(*args, **kwargs)
         finally:
             if self.cluster is not None:

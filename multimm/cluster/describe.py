@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from multimm.cluster.calibration import store
 from multimm.cluster.calibration.run import measure_rates
-from multimm.cluster.first_start import wait_until_measured
 from multimm.cluster.inspect.cluster_spec import as_shipped, listed
 from multimm.errors import OptionError
 from multimm.planning.hardware import ClusterSpec
@@ -22,8 +21,7 @@ def describe(client: Client, *, measure: bool = False) -> ClusterSpec | None:
     Rates of block products and links are those that were measured on workers of the same kind,
     in this process or an earlier one of this user, and the shipped ones where none were.
 
-    Never waits for workers to arrive, only for rates that are being measured after a first
-    `start`, at most about a second. A worker counts as a GPU worker where dask-cuda
+    Never waits for workers to arrive. A worker counts as a GPU worker where dask-cuda
     started it; a plain worker on a host with GPUs is a CPU worker.
 
     Parameters
@@ -52,7 +50,6 @@ def describe(client: Client, *, measure: bool = False) -> ClusterSpec | None:
     if not hasattr(client, "asynchronous"):  # without importing distributed
         raise OptionError(f"client={client!r}: give a distributed.Client, such as start() returns")
     if measure:
-        wait_until_measured(client)
         store.keep(measure_rates(client))
     return described(client, listed(client))
 
@@ -61,7 +58,6 @@ def described(client: Client, workers: Mapping[str, Any]) -> ClusterSpec | None:
     """`describe` of workers that the scheduler has just listed."""
     if not workers:
         return None
-    wait_until_measured(client)
     spec = as_shipped(client, workers)
     several_hosts = len({worker["host"] for worker in workers.values()}) > 1
     return store.applied(spec, store.stored(), scattered=several_hosts and spec.per_node == 0)

@@ -3,17 +3,14 @@
 A CPU core's rate is not in its name, and links through a host's memory differ by ten times: rates
 as shipped were off by 1.5 to 3 times on CPU workers, and so were the seconds of plans. Of GPUs, one
 model's rates are shipped, which are no default for another one. Workers that `start` has just
-begun are idle, and a second tells. `start` does not wait for it: the first plan does, or the
-client that is closed.
+begun are idle, and a second tells.
 """
 
 from __future__ import annotations
 
 import logging
 from datetime import date, timedelta
-from threading import Thread
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 from multimm.cluster.calibration import store
 from multimm.cluster.calibration.probes import Effort
@@ -38,19 +35,13 @@ EFFORT = {
 }
 #: Days after which workers are measured again: libraries and machines change. Arbitrary.
 DAYS = 90
-#: Seconds that anyone waits for a measurement: it takes one, if no worker is stuck.
-WAIT_SECONDS = 10.0
-
-#: What measures the workers of a client.
-_measuring: WeakKeyDictionary[Client, Thread] = WeakKeyDictionary()
 
 
 def measure_at_first_start(client: Client) -> None:
-    """Begin to measure idle workers and their links, unless that was done in the last `DAYS` days.
+    """Measure idle workers and their links, unless that was done in the last `DAYS` days.
 
     GPUs are measured again with another driver. What stands in the way is logged, and plans are
-    made from the rates that are shipped: tasks that come meanwhile, too, and then the next start
-    measures.
+    made from the rates that are shipped.
     """
     import dask
 
@@ -59,24 +50,10 @@ def measure_at_first_start(client: Client) -> None:
     workers = listed(client)
     if not workers or _are_known(as_shipped(client, workers)):
         return
-    _measuring[client] = Thread(target=_measure, args=(client,), name="measure", daemon=True)
-    _measuring[client].start()
-
-
-def wait_until_measured(client: Client) -> None:
-    """Wait, at most about a second, where the client's workers are being measured."""
-    thread = _measuring.get(client)
-    if thread is not None and not client.asynchronous:  # in its event loop nobody may wait
-        thread.join(WAIT_SECONDS)
-
-
-def _measure(client: Client) -> None:
     try:
         store.keep(measure_rates(client, EFFORT))
     except ClusterError as error:
         logger.info("plans are made from rates as shipped: %s", error)
-    except Exception as error:  # the cluster goes down
-        logger.info("rates were not measured: %r", error)
 
 
 def _are_known(spec: ClusterSpec) -> bool:

@@ -93,11 +93,9 @@ def start(
     Dask's configuration, or where temporary files are.
 
     The first time that workers of a kind are started on a machine, and again after 90 days, and
-    GPUs also with another driver, their rates are measured behind this call, for plans to go by,
-    and kept in the user's cache. It takes about a second, and the first plan waits for what is
-    left of that. If Dask's tasks come before, nothing is kept, plans are made from shipped rates,
-    and the next start measures. ``multimm.measure-at-start`` of Dask's configuration, if false,
-    leaves all that out.
+    GPUs also with another driver, it takes about a second more: their rates are measured, for plans
+    to go by, and kept in the user's cache. ``multimm.measure-at-start`` of Dask's configuration,
+    if false, leaves that out.
 
     A script must call this under ``if __name__ == "__main__":``, because worker processes
     import the script again.

@@ -107,7 +107,6 @@ def _refuse_busy(client: Client) -> None:
 def _on_workers(
     client: Client, function: Callable[..., Any], addresses: Sequence[str], **arguments: Any
 ) -> dict[str, float]:
-    _refuse_busy(client)  # or this would wait for tasks
     try:
         replies = run_on(client, function, addresses, ANSWER_SECONDS, **arguments)
     except (TimeoutError, OSError) as error:
