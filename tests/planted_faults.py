@@ -574,7 +574,7 @@ INTEGERS = (
 CONTRACTIONS = [
     Fault("rows and columns of one array twice are cut in different blocks",
           "contractions/einsum_chunks.py", "alike = len({made[x] for x in together}) == 1",
-          "alike = False", "contraction_plans -k paper"),
+          "alike = False", "einsum_chunks -k twice"),
     Fault("the order in which axes are summed over is each operand's own", "contractions/pair.py",
           "right = _matrix(b, found.batch, summed, found.columns, chunks)",
           "right = _matrix(b, found.batch, _in_order(b.labels, summed), found.columns, chunks)",

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import multimm
 from multimm.contractions.einsum_chunks import TIMES, einsum_chunks, limited_chunks, own_chunks
 
 SUBSCRIPTS = (
@@ -121,3 +122,11 @@ def test_a_batch_is_cut_before_its_matrices():
     with dask.config.set({"array.chunk-size": 4 * 200}):
         found = limited_chunks(labels, chunks, "zik", np.dtype("float32"), gpu=False)
     assert found == {"z": (2,) * 4, "i": (10,), "k": (10,)}
+
+
+def test_rows_and_columns_of_one_array_twice_are_cut_alike():
+    x = da.ones((8, 1000), chunks=(8, 1000), dtype="f4")
+    with dask.config.set({"array.chunk-size": 800_000}):  # a fifth of the result
+        rows, columns = multimm.einsum("ti,tj->ij", x, x).chunks
+    assert rows == columns
+    assert len(rows) > 1
