@@ -58,16 +58,11 @@ def measure_at_first_start(client: Client) -> None:
 
 def _are_known(spec: ClusterSpec) -> bool:
     """Whether all that plans for these workers go by was measured lately."""
-    known = store.stored()
-    devices = {one.key: one for one in known.devices}
-    links = {one.key: one for one in known.links}
+    rates, driver = store.stored(), driver_version() if spec.on_gpus else ""
+    devices = tuple(one for one in rates.devices if one.driver == driver)
+    found = store.applied(spec, rates._replace(devices=devices))
+    days = [device.measured for device in found.devices]
+    if spec.workers > 1 and spec.link.name != SHARED_MEMORY.name:
+        days.append(found.link.measured)
     oldest = (date.today() - timedelta(DAYS)).isoformat()
-    driver = driver_version() if spec.on_gpus else ""
-    for device in spec.devices:
-        one = devices.get((device.name, device.gflops))
-        if one is None or one.measured < oldest or one.driver != driver:
-            return False
-    if spec.workers == 1 or spec.link.name == SHARED_MEMORY.name:
-        return True
-    link = links.get((store.protocol(spec), store.models(spec), False))
-    return link is not None and link.measured >= oldest
+    return all(day >= oldest for day in days)
