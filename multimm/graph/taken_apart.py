@@ -18,6 +18,7 @@ from multimm.gpu.arrays import is_cupy
 from multimm.graph.block_task import Block, BlockTask, Key, within
 from multimm.graph.data_location import ProductLayer
 from multimm.graph.rearranged import RearrangedLayer, rearrange
+from multimm.planning.tiling.grid import Coordinate
 
 #: On GPUs so many tasks may each rearrange a block that they share. Arbitrary: a GPU copies a block
 #: of 500 MB in about a millisecond, and a task of its own takes longer.
@@ -112,26 +113,38 @@ def _after_makers(below: ProductLayer, layer: ProductLayer) -> dict[Key, BlockTa
     takes = {key: task.dependencies & below.keys() for key, task in layer.items()}
     taken = {key: next(iter(blocks)) for key, blocks in takes.items() if len(blocks) == 1}
     uses = Counter(block for blocks in takes.values() for block in blocks)
-    if uses != Counter(below.keys()) or len(taken) < len(below):
+    if not taken or uses != Counter(below.keys()) or len(taken) < len(below):
         return {}
-    made = {key: _after_its_maker(below[at], below, layer[key], layer) for key, at in taken.items()}
+    place = layer[next(iter(taken))].place  # all have one grid
+    workers = map(place.grid.place, range(place.grid.workers))
+    places = {layer.rank(place, at): at for at in workers}
+    made = {
+        key: _after_its_maker(below[at], below, layer[key], layer, places)
+        for key, at in taken.items()
+    }
     found = {key: task for key, task in made.items() if task is not None}
     return found if len(found) == len(made) else {}
 
 
 def _after_its_maker(
-    maker: BlockTask, below: ProductLayer, user: BlockTask, layer: ProductLayer
+    maker: BlockTask,
+    below: ProductLayer,
+    user: BlockTask,
+    layer: ProductLayer,
+    places: Mapping[int, Coordinate],
 ) -> BlockTask | None:
-    """A task that makes the block that it takes, if both are for the same worker."""
+    """A task that makes the block that it takes, if both are for the same worker.
+
+    `places` are those of workers in the user's grid, by their places among the addresses.
+    """
     place = user.place
-    ranks = {layer.rank(place, place.grid.place(n)): n for n in range(place.grid.workers)}
     if below.rank(maker.place, maker.place.owner) != layer.rank(place, place.owner):
         return None
     inputs = [(at, tuple(key for key in keys if key != maker.key)) for at, keys in place.inputs]
     for at, keys in maker.place.inputs:
-        if (rank := ranks.get(below.rank(maker.place, at))) is None:
+        if (there := places.get(below.rank(maker.place, at))) is None:
             return None
-        inputs.append((place.grid.place(rank), keys))
+        inputs.append((there, keys))
     made = user.substitute({maker.key: maker})
     made.place = place._replace(inputs=tuple(inputs))
     return made
