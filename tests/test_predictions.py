@@ -1,7 +1,7 @@
 """Predicted seconds beside measured ones, of products that were run on GPUs.
 
 `golden/measured.jsonl` has one product a line: GPUs, shape, chunks that operands came in (0: the
-plan's own), and the seconds of its runs (at 76bdb69). Rates are those that the GPUs' first start
+plan's own), and the seconds of its runs (at 92fc6c7). Rates are those that the GPUs' first start
 measured then.
 """
 
