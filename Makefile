@@ -43,11 +43,13 @@ demo: $(DEMO)
 
 # Tests run in a process per core, each with one thread for BLAS; those that others beside them
 # would disturb have their turn afterwards, and only their files are read again. Where there is no
-# pytest-xdist, all run in one process.
+# pytest-xdist, all run in one process. What fails runs once more, with nothing beside it: a fault
+# fails again, and what only a busy machine brought about does not. Both runs are shown.
 ALONE := alone or gpu or multigpu
 ALONE_FILES = $(shell grep -rlE 'mark\.(alone|gpu|multigpu)\b' tests --include='test_*.py')
 # Files in their order, each as a whole: what its tests share is made once.
 BESIDE := --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+AGAIN = $(RUN) -m pytest -v --maxfail=1 --last-failed --last-failed-no-failures=none
 
 # What `make test` leaves out: CONTRIBUTING.md says what that is.
 test: BUT := and not slow
@@ -57,8 +59,9 @@ test test-all: lint
 	@if ! $(RUN) -c 'import xdist' 2>/dev/null; then set -x; \
 	    exec $(RUN) -m pytest $(if $(BUT),-m 'not slow'); fi; \
 	failed=0; set -x; \
-	OPENBLAS_NUM_THREADS=1 $(RUN) -m pytest $(BESIDE) -m 'not ($(ALONE)) $(BUT)' || failed=1; \
-	$(RUN) -m pytest -m '($(ALONE)) $(BUT)' $(ALONE_FILES) || failed=1; \
+	OPENBLAS_NUM_THREADS=1 $(RUN) -m pytest $(BESIDE) -m 'not ($(ALONE)) $(BUT)' \
+	    || $(AGAIN) || failed=1; \
+	$(RUN) -m pytest -m '($(ALONE)) $(BUT)' $(ALONE_FILES) || $(AGAIN) || failed=1; \
 	exit $$failed
 else
 # What was asked for and nothing else, in one process.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Generator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from multimm.cluster.options import check_certificates
@@ -60,21 +61,16 @@ def connect(
     if not isinstance(address, str):
         return _equipped(address, security, overlap)
     scheme = _check(address, timeout, security)
-    from multimm.cluster import client as clients
+    from multimm.cluster.client import set_up_cluster
 
     try:
-        try:
-            client = clients.ClusterClient(address, timeout=timeout, security=security)
-        except AssertionError:
-            # distributed expects its answer alone. What the scheduler tells all clients, such as
-            # that one cancels tasks, may come in one message with it.
-            client = clients.ClusterClient(address, timeout=timeout, security=security)
+        client = _connected(address, timeout, security)
     except Exception as error:
         # TimeoutError and OSError from sockets, ValueError for a transport that is not
         # installed, TypeError for wrong credentials: one answer for all of them.
         raise ClusterError(_reason(address, scheme, timeout, error)) from error
     try:
-        clients.set_up_cluster(client, overlap=overlap)
+        set_up_cluster(client, overlap=overlap)
     except BaseException:
         client.close()
         raise
@@ -158,6 +154,21 @@ def _check_runs(client: Client, verb: str) -> None:
         raise OptionError(f"client={client!r}: give a distributed.Client")
     if client.status != "running":
         raise ClusterError(f"the client is {client.status}: {verb} it while it is connected")
+
+
+def _connected(address: str, timeout: float, security: Security | None) -> Client:
+    """Connect, up to three times where distributed does not expect what happens.
+
+    What the scheduler tells all clients, such as that one cancels tasks, may come in one message
+    with its answer, where distributed expects that alone. And a busy machine may take longer to
+    start a thread than the 10 s that distributed gives it.
+    """
+    from multimm.cluster.client import ClusterClient
+
+    for _ in range(2):
+        with suppress(AssertionError):
+            return ClusterClient(address, timeout=timeout, security=security)
+    return ClusterClient(address, timeout=timeout, security=security)
 
 
 def _check(address: str, timeout: float, security: Security | None) -> str:
