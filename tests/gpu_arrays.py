@@ -44,7 +44,7 @@ def padded(values: np.ndarray, extra: int, offset: int = 0, fill: float = np.nan
 
 def pieces_of(whole: np.ndarray, chunks, where, arranged) -> SubBlocks:
     """A rectangle of an array as the chunks that it has a part of, each `arranged` on the GPU."""
-    found = cuts_of(chunks, where)
+    found = cuts_of(map(offsets, chunks), where)
     starts = [offsets(sizes) for sizes in chunks]
     blocks = [whole[tuple(of[i] for of, i in zip(starts, at, strict=True))] for at, _, _ in found]
     cuts = tuple((cut, to) for _, cut, to in found)

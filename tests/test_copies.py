@@ -15,7 +15,7 @@ from multimm.gpu.elementwise import batched_copy
 from multimm.gpu.elementwise.batched_copy import Move, copy_all, rows_of
 from multimm.graph.tasks import sub_blocks
 from multimm.graph.tasks.sub_blocks import SubBlocks
-from multimm.planning.tiling.rechunk import cuts_of, shape_of, size_of
+from multimm.planning.tiling.rechunk import cuts_of, offsets, shape_of, size_of
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def everything(x: np.ndarray) -> tuple[slice, ...]:
 
 def sub_blocks_of(whole: np.ndarray, chunks, where, layouts) -> SubBlocks:
     """A rectangle of an array as the chunks that it has a part of."""
-    found = cuts_of(chunks, where)
+    found = cuts_of(map(offsets, chunks), where)
     starts = [np.cumsum([0, *sizes]) for sizes in chunks]
     blocks = []
     for number, (at, _, _) in enumerate(found):

@@ -23,7 +23,7 @@ from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import MatrixSpec
-from multimm.planning.tiling.rechunk import cuts_of
+from multimm.planning.tiling.rechunk import cuts_of, offsets
 
 PLAIN = Step("float32", "float32")
 
@@ -140,7 +140,7 @@ def test_every_element_is_cut_once_and_put_in_order(blocks, data):
     stop = data.draw(st.integers(start, size))
     elements, first = np.arange(size), np.cumsum([0, *blocks])
     found = np.full(stop - start, -1)
-    for (number,), (cut,), (to,) in cuts_of((tuple(blocks),), (slice(start, stop),)):
+    for (number,), (cut,), (to,) in cuts_of([offsets(tuple(blocks))], (slice(start, stop),)):
         block = elements[first[number] : first[number + 1]]
         assert cut.stop > cut.start or start == stop  # no block is asked for in vain
         assert (found[to] == -1).all()

@@ -20,7 +20,7 @@ from multimm.graph.tasks.host_offload import upload
 from multimm.planning.matrix import Storage
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Blocks, Coordinate, number_of
-from multimm.planning.tiling.rechunk import Index, cuts_of, offsets, size_of
+from multimm.planning.tiling.rechunk import Index, Where, cuts_of, offsets, size_of
 
 Reader = Callable[[tuple[slice, ...]], Block]
 
@@ -81,7 +81,7 @@ class Operand:
         """
         return self._uploads(None if self.role == "c" else reader_of(self.array))
 
-    def reader_at(self, where: tuple[slice, ...]) -> Reader | None:
+    def reader_at(self, where: Where) -> Reader | None:
         """The reader for one rectangle: with no more than that needs, where it can tell."""
         found = reader_of(self.array)
         part = getattr(found, "part", None)
@@ -165,21 +165,28 @@ class Operand:
         rank = owners[number_of(at, blocks)]
         return grid.place(rank) if rank < grid.workers else None
 
-    def where(self, index: Index) -> tuple[slice, ...]:
+    def where(self, index: Index) -> Where:
         """The rectangle of the array that a stored block covers."""
         return tuple(offsets[at] for offsets, at in zip(self._offsets, index, strict=True))
 
-    def sub_blocks(self, where: tuple[slice, ...], key: Callable[[Index], Key]) -> list[SubBlock]:
+    def sub_blocks(self, where: Where, key: Callable[[Index], Key]) -> list[SubBlock]:
         """What the array's own blocks, which have such keys, have of a rectangle of it."""
-        chunks = self.own_chunks
-        found = cuts_of(chunks, where)
-        return [SubBlock(key(at), size_of(chunks, at), cut, to) for at, cut, to in found]
+        return [SubBlock(key(at), size, cut, to) for at, size, cut, to in self.cuts(where)]
+
+    def cuts(self, where: Where) -> list[tuple[Index, Index, Where, Where]]:
+        """Of the array's own blocks that have a part of a rectangle: index, shape, part, place."""
+        found = cuts_of(self._own_offsets, where)
+        return [(at, size_of(self.own_chunks, at), cut, to) for at, cut, to in found]
+
+    @cached_property
+    def _own_offsets(self) -> list[list[slice]]:
+        return [*map(offsets, self.own_chunks)]
 
     @cached_property
     def _offsets(self) -> tuple[list[slice], ...]:
         return tuple(offsets(blocks) for blocks in self.chunks)
 
 
-def _read_and_upload(reader: Reader, where: tuple[slice, ...]) -> Block:
+def _read_and_upload(reader: Reader, where: Where) -> Block:
     """A rectangle of an array, on this worker's GPU."""
     return upload(reader(where))

@@ -24,7 +24,7 @@ from multimm.graph.tasks.host_offload import upload, uploaded
 from multimm.graph.tasks.multiply import finished, stream_for
 from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.tiling.grid import Coordinate, number_of
-from multimm.planning.tiling.rechunk import Index, cuts_of, shape_of, size_of
+from multimm.planning.tiling.rechunk import Index, shape_of
 
 Tasks = dict[Key, BlockTask]
 
@@ -51,8 +51,8 @@ def brought(
     """
     where, grid = operand.where(index), operand.layout.grid
     found: dict[int, list[SubBlock]] = {}
-    for at, cut, to in cuts_of(operand.own_chunks, where):
-        sub_block = SubBlock(operand.key(at), size_of(operand.own_chunks, at), cut, to)
+    for at, size, cut, to in operand.cuts(where):
+        sub_block = SubBlock(operand.key(at), size, cut, to)
         lies = operand.located(at) or (owner if sub_block.whole else _spread(operand, at))
         found.setdefault(grid.rank(lies), []).append(sub_block)
     tasks: Tasks = {}

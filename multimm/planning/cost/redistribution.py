@@ -63,13 +63,13 @@ def _owners(spec: MatrixSpec) -> dict[Index, int]:
 def _cuts(layout: Schedule, role: str, workers: int) -> Iterator[tuple[int, Index, Index]]:
     """Of each sub-block of the plan's blocks: who needs it, of which chunk it is, and its shape."""
     spec, blocks = layout.spec(role), layout.operand_chunks(role)
-    users = [share.users[0] for share in layout.shares(role)]
+    users, lie = [share.users[0] for share in layout.shares(role)], [*map(offsets, spec.chunks)]
     matrices, rows, cols = product(*map(offsets, blocks[:-2])), *map(offsets, blocks[-2:])
     for (flat, where), (r, row), (c, col) in product(
         zip(users, matrices, strict=True), enumerate(rows), enumerate(cols)
     ):
         owner = _needs(layout, role, flat, r, c) % workers
-        for at, _, to in cuts_of(spec.chunks, (*where, row, col)):
+        for at, _, to in cuts_of(lie, (*where, row, col)):
             yield owner, at, shape_of(to)
 
 

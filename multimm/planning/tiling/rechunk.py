@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import accumulate, pairwise, product, starmap
 from math import ceil, prod
+from operator import attrgetter
 from typing import NamedTuple
 
 from multimm.planning.matrix import MatrixSpec
@@ -131,9 +132,16 @@ def _along_axis(before: Blocks, after: Blocks) -> tuple[int, int, int, int]:
     return len(sub_blocks), len(whole), len(whole & {*pairwise(new)}), len(after)
 
 
-def cuts_of(chunks: tuple[Blocks, ...], where: Where) -> list[tuple[Index, Where, Where]]:
-    """Of each block that a rectangle has a part of: its index, which part, and where it goes."""
-    axes = [_along(blocks, at) for blocks, at in zip(chunks, where, strict=True)]
+def cuts_of(lie: Iterable[list[slice]], where: Where) -> list[tuple[Index, Where, Where]]:
+    """Of each block that a rectangle has a part of: its index, which part, and where it goes.
+
+    Parameters
+    ----------
+    lie : iterable of list of slice
+        Along each axis the `offsets` of blocks: found once for all rectangles of an array.
+    where : tuple of slice
+    """
+    axes = starmap(_along, zip(lie, where, strict=True))
     found = []
     for parts in product(*axes):
         at, cut, to = zip(*parts, strict=True)
@@ -141,23 +149,22 @@ def cuts_of(chunks: tuple[Blocks, ...], where: Where) -> list[tuple[Index, Where
     return found
 
 
-def _along(blocks: Blocks, at: slice) -> list[tuple[int, slice, slice]]:
+def _along(lie: list[slice], at: slice) -> list[tuple[int, slice, slice]]:
     """Of each block that a stretch has a part of: its number, which part, and where it goes.
 
-    >>> _along((4, 4, 4), slice(2, 8))
+    >>> _along(offsets((4, 4, 4)), slice(2, 8))
     [(0, slice(2, 4, None), slice(0, 2, None)), (1, slice(0, 4, None), slice(2, 6, None))]
     """
-    ends = list(accumulate(blocks))
     if at.start == at.stop:  # of something without elements
         return [(0, slice(0, 0), slice(0, 0))]
     found = []
-    for number in range(bisect_right(ends, at.start), len(blocks)):
-        begin = ends[number] - blocks[number]
-        if begin >= at.stop:
+    for number in range(bisect_right(lie, at.start, key=attrgetter("stop")), len(lie)):
+        own = lie[number]
+        if own.start >= at.stop:
             break
-        start, stop = max(begin, at.start), min(ends[number], at.stop)
-        cut, to = slice(start - begin, stop - begin), slice(start - at.start, stop - at.start)
-        found.append((number, cut, to))
+        start, stop = max(own.start, at.start), min(own.stop, at.stop)
+        cut = slice(start - own.start, stop - own.start)
+        found.append((number, cut, slice(start - at.start, stop - at.start)))
     return found
 
 

@@ -44,11 +44,11 @@ def chunks_of(
 ) -> Iterator[Chunk]:
     """Every chunk of C, in C order, of blocks whose workers have these numbers."""
     of_block = dict(zip(product(*(range(len(x)) for x in blocks)), owners, strict=True))
-    numbers = product(*(range(len(x)) for x in chunks))
+    numbers, lie = product(*(range(len(x)) for x in chunks)), [*map(offsets, blocks)]
     for index, where in zip(numbers, product(*map(offsets, chunks)), strict=True):
         parts = [
             Part(at, size_of(blocks, at), cut, to, of_block[at])
-            for at, cut, to in cuts_of(blocks, where)
+            for at, cut, to in cuts_of(lie, where)
         ]
         yield Chunk(index, where, _owner(parts), parts)
 
