@@ -596,6 +596,9 @@ CONTRACTIONS = [
     Fault("which axis of an operand is which is not compared", "graph/same_values.py",
           "        return self._numbered((name, axes))", "        return self._numbered((name,))",
           "same_values"),
+    Fault("other blocks of an array count as its first ones", "graph/same_values.py",
+          "        if task.args[0].key != (source, *(at[n] for n in kept)):", "        if not at:",
+          "same_values"),
     Fault("opt_einsum keeps Dask's own functions", "dispatch.py",
           "            self.originals.append((owner, name, original, wrapper))\n"
           "        _forget_what_opt_einsum_found()\n",

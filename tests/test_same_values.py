@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import dask
 import dask.array as da
 import numpy as np
@@ -75,6 +77,26 @@ NOT_SYMMETRIC = {
         x[:5, :5].rechunk(5).T.map_blocks(np.add, np.arange(5.0)),
         x[:5, :5].rechunk(5).map_blocks(np.add, np.arange(5.0)),
     ),
+    "a lazy vector for each block": lambda x, m: (
+        square(x).T.map_blocks(np.add, dask.delayed(np.arange, pure=True)(3.0), dtype=float),
+        square(x).map_blocks(np.add, dask.delayed(np.arange, pure=True)(3.0), dtype=float),
+    ),
+    "transposed blocks": lambda x, m: (square(x).map_blocks(np.transpose).T, square(x)),
+    "swapped blocks": lambda x, m: (
+        square(x).map_blocks(np.swapaxes, axis1=0, axis2=1).T, square(x)
+    ),
+    "blocks of the other side": lambda x, m: (
+        da.blockwise(operator.add, "ij", square(x), "ij", square(x) * 2, "ji", dtype=float).T,
+        square(x) + (square(x) * 2).T,
+    ),
+    "other blocks of a vector": lambda x, m: (
+        square(x).T - few(m).rechunk(3)[None, :6], square(x) - few(m).rechunk(3)[6:, None]
+    ),
+    "a block and all of them": lambda x, m: (
+        square(x).rechunk(1).T - few(m).rechunk(1)[None, :1],
+        square(x).rechunk(1) - few(m).rechunk(1)[:6, None],
+    ),
+    "other blocks in a stack": lambda x, m: (rows(x)[None, :6].swapaxes(1, 2), rows(x)[None, 6:]),
     "sorted": lambda x, m: (x.T.map_blocks(np.sort), x.map_blocks(np.sort)),
     "random numbers": lambda x, m: (da.random.random((7, 12)), da.random.random((12, 7))),
     "conj of complex numbers": lambda x, m: ((x * 1j).T + (x * 2j).T.conj(), x * 1j + x * 2j),
@@ -83,6 +105,14 @@ NOT_SYMMETRIC = {
 
 def square(x):
     return x[:6, :6].rechunk(3)
+
+
+def few(m):
+    return da.concatenate([m[:6], m[:6] + m[1:7]])
+
+
+def rows(x):
+    return x[:, :6].rechunk((6, 6))
 
 
 def by_rows(block):

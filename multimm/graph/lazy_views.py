@@ -86,7 +86,7 @@ def _below(array: da.Array) -> _Below | None:
         return None
     axes = tuple(before.index(label) for label in after)
     conjugates = _conjugates(layer.task, axes, array)
-    if not (conjugates or _transposes(layer.task, axes)):
+    if not (conjugates or transposes(layer.task, axes)):
         return None
     # Every block is to be read once.
     places = [axes.index(n) for n in range(array.ndim)]
@@ -113,7 +113,7 @@ def _conjugates(task: Any, axes: Index, array: da.Array) -> bool:
     )
 
 
-def _transposes(task: Any, axes: Index) -> bool:
+def transposes(task: Any, axes: Index) -> bool:
     """Whether a task does nothing but put axes of blocks into that order."""
     func, kwargs, ndim = getattr(task, "func", None), getattr(task, "kwargs", {}), len(axes)
     if func is np.transpose:

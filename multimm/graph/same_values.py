@@ -12,12 +12,14 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask._task_spec import Task, TaskRef
+from dask._task_spec import GraphNode, Task, TaskRef
 from dask.array.chunk import astype, getitem
 from dask.array.core import _enforce_dtype
 from dask.blockwise import Blockwise, blockwise_token
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.tokenize import tokenize
+
+from multimm.graph.lazy_views import transposes
 
 Axes = tuple[int, ...]
 
@@ -85,14 +87,14 @@ class _Expressions:
         layer = self._layers.get(name) if self._layers_above <= _MOST_LAYERS else None
         if isinstance(layer, Blockwise) and _readable(layer, len(axes)):
             func, inputs = layer.task.func, layer.indices
-            if func in (np.transpose, np.swapaxes) and len(inputs) == 1:
+            if len(inputs) == 1 and transposes(layer.task, _order(layer)):
                 return self.number(*self._input(layer, 0, axes), real=real)
-            if real and func is np.conjugate and not layer.task.kwargs:
+            if real and func is np.conjugate and not layer.task.kwargs and _broadcasts(layer):
                 return self.number(*self._input(layer, 0, axes), real=real)
-            if _is_elementwise(func, layer.task.kwargs) and _of_scalars(layer):
+            if _is_elementwise(func, layer.task.kwargs) and _broadcasts(layer):
                 parts = tuple(self._part(layer, part, axes) for part in layer.task.args)
                 return self._numbered((tokenize(func, layer.task.kwargs), parts))
-        if type(layer) is MaterializedLayer and (below := _without_new_axes(layer)) is not None:
+        if type(layer) is MaterializedLayer and (below := self._below(name, layer)) is not None:
             source, kept = below
             return self.number(source, tuple(axes[n] for n in kept))
         return self._numbered((name, axes))
@@ -106,6 +108,14 @@ class _Expressions:
         if labels is None:
             return tokenize(value)
         return self.number(*self._input(layer, place, axes))
+
+    def _below(self, name: str, layer: MaterializedLayer) -> tuple[str, tuple[int, ...]] | None:
+        """The array that this one is with axes of length 1 between, and which axes are its own."""
+        found = _without_new_axes(name, layer)
+        if found is None or (below := self._layers.get(found[0])) is None:
+            return None
+        # All of it, and not the first few blocks.
+        return found if len(below.get_output_keys()) == len(layer.mapping) else None
 
     def _input(self, layer: Blockwise, place: int, axes: Axes) -> tuple[str, Axes]:
         name, labels = layer.indices[place]
@@ -146,23 +156,44 @@ def _is_elementwise(func: Any, kwargs: dict[str, Any]) -> bool:
         return False
 
 
-def _of_scalars(layer: Blockwise) -> bool:
-    """Whether values in the task, beside its arrays, are the same for each element of a block."""
-    given = [*layer.task.kwargs.values(), *(x for x, labels in layer.indices if labels is None)]
-    given += [part for part in layer.task.args if not isinstance(part, TaskRef)]
-    return all(not isinstance(x, list | tuple | dict) and np.ndim(x) == 0 for x in given)
+def _order(layer: Blockwise) -> Axes:
+    """Which axis of the only input is the first of the output, and so on."""
+    labels = tuple(layer.indices[0][1] or ())
+    return tuple(labels.index(label) for label in layer.output_indices if label in labels)
 
 
-def _without_new_axes(layer: MaterializedLayer) -> tuple[str, tuple[int, ...]] | None:
-    """The array that this one is with axes of length 1 between its own, and which are its own."""
+def _broadcasts(layer: Blockwise) -> bool:
+    """Whether each element of a block is made of the elements in its place, and of scalars.
+
+    Last axes of inputs are last ones of blocks, as Dask itself writes it. Not so where somebody
+    names them otherwise, or gives the task of each block an array.
+    """
+    scalars = [*layer.task.kwargs.values(), *(x for x, labels in layer.indices if labels is None)]
+    scalars += [part for part in layer.task.args if not isinstance(part, TaskRef)]
+    out, inputs = layer.output_indices, [labels for _, labels in layer.indices if labels]
+    return all(out[-len(labels) :] == tuple(labels) for labels in inputs) and all(
+        not isinstance(x, list | tuple | dict | TaskRef | GraphNode) and np.ndim(x) == 0
+        for x in scalars
+    )
+
+
+def _without_new_axes(name: str, layer: MaterializedLayer) -> tuple[str, tuple[int, ...]] | None:
+    """As `_Expressions._below`, if each block is made of the one in its place."""
     if len(layer.mapping) > _MOST_TASKS:
         return None
-    tasks = iter(layer.mapping.values())
-    only = _new_axes(next(tasks, None))
-    if only is None or any(_new_axes(task) != only for task in tasks):
+    found = {_new_axes(task) for task in layer.mapping.values()}
+    only = found.pop() if len(found) == 1 else None
+    if only is None:
         return None
     source, index = only
-    return source, tuple(n for n, part in enumerate(index) if part == "whole")
+    kept = tuple(n for n, part in enumerate(index) if part == "whole")
+    for key, task in layer.mapping.items():
+        if not isinstance(key, tuple) or key[0] != name:
+            return None
+        at = key[1:]
+        if task.args[0].key != (source, *(at[n] for n in kept)):
+            return None
+    return source, kept
 
 
 def _new_axes(task: Any) -> tuple[str, tuple[str, ...]] | None:
