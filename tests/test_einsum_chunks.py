@@ -30,7 +30,7 @@ def contractions(draw):
     subscripts = draw(st.sampled_from(SUBSCRIPTS))
     terms, _, out = subscripts.partition("->")
     terms = terms.split(",")
-    size = {x: draw(st.sampled_from((1, 7, 12, 40))) for x in sorted({*"".join(terms)})}
+    size = {x: draw(st.sampled_from((0, 1, 7, 12, 40))) for x in sorted({*"".join(terms)})}
     own = {x: tuple(draw(cut(n))) for x, n in size.items()}
     chunks = []
     for term in terms:
@@ -43,7 +43,7 @@ def contractions(draw):
 @st.composite
 def cut(draw, size):
     """Sizes that add up to one."""
-    found = []
+    found = [] if size else [0]
     while sum(found) < size:
         found.append(draw(st.integers(1, size - sum(found))))
     return found
@@ -59,6 +59,15 @@ def test_chunks_are_those_of_dask(case, tolerance):
         theirs = da.einsum(subscripts, *arrays).chunks
         ours = einsum_chunks(terms.split(","), chunks, out)
     assert tuple(ours[x] for x in out) == theirs
+
+
+def test_an_axis_without_elements_counts_as_one_element():
+    chunks = [((2,), (0,)), ((0,), (8,)), ((2, 1, 1),)]
+    arrays = [da.empty(tuple(map(sum, own)), chunks=own) for own in chunks]
+    theirs = da.einsum("il,lk,j->jikl", *arrays).chunks
+    ours = einsum_chunks(["il", "lk", "j"], chunks, "jikl")
+    assert tuple(ours[x] for x in "jikl") == theirs
+    assert len(ours["j"]) == 4
 
 
 def test_a_broadcast_axis_has_the_chunks_of_the_other_operand():

@@ -115,7 +115,7 @@ def einsum_chunks(
     {'i': (2, 2), 'k': (5,)}
     """
     found = _found(labels, chunks, out)
-    largest = prod(max(map(max, each)) for each in found.values())
+    largest = prod(max(1, *map(max, each)) for each in found.values())  # as Dask counts
     tolerance = dask.config.get("array.chunk-size-tolerance")
     given = max(1, *(prod(map(max, blocks)) for blocks in chunks))
     if len(labels) > 1 and out and largest > tolerance * given:
