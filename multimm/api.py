@@ -80,7 +80,8 @@ def matmul(
         uint8, int16 and uint16 are multiplied exactly, by whatever is fast for their numbers: an
         element that `dtype` holds is exact, one that a float dtype does not hold is rounded once,
         and one that an integer dtype does not hold wraps around, as in NumPy. Nothing is converted
-        before it is multiplied: int8 travels as int8.
+        before it is multiplied: int8 travels as int8. Of two DataArrays it has to hold every value,
+        as that of `einsum`.
     precision : {"float32", "ieee", "tf32"}
         What float32 products promise. ``"float32"``: no element is less accurate than an FP32
         dot product's bound; the fastest kernel that keeps it runs. ``"ieee"``: FP32 fused
@@ -152,11 +153,12 @@ def matmul(
     """
     check_precision(precision)
     fixed = options(blocks, slabs, p_k)
-    nothing_fixed = fixed is NOTHING_FIXED and chunks is AUTO and dtype is None
-    if nothing_fixed and (done := launch_cache.product(a, b, precision)) is not None:
+    cut_by_caller = fixed is not NOTHING_FIXED or chunks is not AUTO
+    plain = dtype is None and not cut_by_caller
+    if plain and (done := launch_cache.product(a, b, precision)) is not None:
         return done  # two CuPy arrays of a kind that was multiplied before
     if labelled.both_labelled(a, b):
-        return labelled.matmul(a, b, precision=precision, others=not nothing_fixed)
+        return labelled.matmul(a, b, dtype=dtype, precision=precision, others=cut_by_caller)
     if check_promise(a, b, precision):
         return _packed_gemm(1, a, b, 0, None, False, False, precision, dtype)
     product = checked(

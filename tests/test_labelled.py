@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 
 import multimm
-from multimm.errors import OptionError, ShapeError
+from multimm.errors import DTypeError, OptionError, ShapeError
 
 
 def field(shape, dims, seed, lazy=True, **coords):
@@ -52,11 +52,23 @@ def test_coordinates_are_joined_as_xarray_joins_them(join):
             xr.testing.assert_identical(multimm.matmul(a, b).compute(), (a @ b).compute())
 
 
+@pytest.mark.parametrize("lazy", [True, False], ids=["dask", "numpy"])
+def test_integers_are_summed_in_the_dtype_asked_for(lazy):
+    x = xr.DataArray(np.full((3, 500), 127, "int8"), dims=("i", "k"), name="genotypes")
+    x = x.chunk(k=100) if lazy else x
+    found = multimm.matmul(x, x.rename(i="j"), dtype="int32")
+    assert found.dtype == found.compute().dtype == np.int32
+    assert found.dims == ("i", "j")
+    assert (found == 500 * 127**2).all()
+    with pytest.raises(DTypeError, match="hold"):
+        multimm.matmul(x, x.rename(i="j"), dtype="uint8")
+
+
 def test_what_no_product_of_dataarrays_is_says_so():
     a = field((5, 4), ("i", "k"), 0)
     with pytest.raises(ShapeError, match="both have"):
         multimm.matmul(a, a.rename(i="j", k="l"))
-    with pytest.raises(OptionError, match="precision= alone"):
+    with pytest.raises(OptionError, match="dtype= and precision= alone"):
         multimm.matmul(a, a, blocks=16)
     with pytest.raises(OptionError, match="fp8"):
         multimm.matmul(a, a, precision="fp8")

@@ -18,12 +18,14 @@ def both_labelled(a: Any, b: Any) -> bool:
     return kind is not None and isinstance(a, kind) and isinstance(b, kind)
 
 
-def matmul(a: Any, b: Any, *, precision: Precision, others: bool) -> Any:
+def matmul(a: Any, b: Any, *, dtype: Any, precision: Precision, others: bool) -> Any:
     """The sum of products over the dimensions that both have: ``a @ b`` of xarray.
 
     Parameters
     ----------
     a, b : xarray.DataArray
+    dtype : dtype or None
+        As for `einsum`.
     precision : str
     others : bool
         Options of `multimm.matmul` are given that say how matrices are cut.
@@ -39,8 +41,8 @@ def matmul(a: Any, b: Any, *, precision: Precision, others: bool) -> Any:
         )
     if others:
         raise OptionError(
-            "matmul of DataArrays takes precision= alone: blocks, k-tiles and chunks are those of "
-            "matrices; pass the arrays in them, x.data, or rechunk the result"
+            "matmul of DataArrays takes dtype= and precision= alone: blocks, k-tiles and chunks "
+            "are those of matrices; pass the arrays in them, x.data, or rechunk the result"
         )
     out = [dim for x in (a, b) for dim in x.dims if dim not in shared]
     # Names may be any objects: numbers stand for them.
@@ -48,7 +50,7 @@ def matmul(a: Any, b: Any, *, precision: Precision, others: bool) -> Any:
     labels = [tuple(names[dim] for dim in own) for own in (a.dims, b.dims, out)]
     exact = xr.get_options()["arithmetic_join"] == "exact"  # type: ignore[no-untyped-call]
     return xr.apply_ufunc(
-        partial(einsum, written(labels[:2], labels[2]), precision=precision),
+        partial(einsum, written(labels[:2], labels[2]), dtype=dtype, precision=precision),
         a,
         b,
         input_core_dims=[a.dims, b.dims],
