@@ -78,10 +78,10 @@ def matmul(
         Of the result and of its sums. Default: NumPy's for the operands' dtypes. Operands are cast
         by NumPy's rule "same_kind": integers to floats, but no float to an integer. bool, int8,
         uint8, int16 and uint16 are multiplied exactly, by whatever is fast for their numbers: an
-        element that `dtype` holds is exact, one that a float dtype does not hold is rounded once,
-        and one that an integer dtype does not hold wraps around, as in NumPy. Nothing is converted
-        before it is multiplied: int8 travels as int8. Of two DataArrays it has to hold every value,
-        as that of `einsum`.
+        element that `dtype` holds is exact, one that a float or complex dtype does not hold is
+        rounded once, and one that an integer dtype does not hold wraps around, as in NumPy.
+        Nothing is converted before it is multiplied: int8 travels as int8. Of two DataArrays it has
+        to hold every value, as that of `einsum`.
     precision : {"float32", "ieee", "tf32"}
         What float32 products promise. ``"float32"``: no element is less accurate than an FP32
         dot product's bound; the fastest kernel that keeps it runs. ``"ieee"``: FP32 fused

@@ -21,7 +21,7 @@ from multimm.gpu.integers.gemm import format_of
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 
 NARROW = ("bool", "int8", "uint8", "int16", "uint16")
-ASKED = ("int32", "int64", "float32", "float64")
+ASKED = ("int32", "int64", "float32", "float64", "complex64")
 
 
 def numbers(rng, shape, dtype, extreme=False):
@@ -325,7 +325,7 @@ def test_sums_that_fit(a, b, k, dtype):
     ends = [[0, 1] if x == "bool" else [int(np.iinfo(x).min), int(np.iinfo(x).max)] for x in (a, b)]
     sums = [k * x * y for x in ends[0] for y in ends[1]]
     kind = np.dtype(dtype)
-    if kind.kind == "f":
+    if kind.kind in "fc":
         limits = [-(2 ** (np.finfo(kind).nmant + 1)), 2 ** (np.finfo(kind).nmant + 1)]
     else:
         limits = [np.iinfo(kind).min, np.iinfo(kind).max]

@@ -117,7 +117,7 @@ def _requested(
             "converted, or leave dtype out"
         )
     sums = requested_dtype.sums(a, b, k, requested)
-    exact = is_narrow(a) and is_narrow(b) and requested.kind == "f"
+    exact = is_narrow(a) and is_narrow(b) and requested.kind in "fc"
     return (None if exact else sums), exact
 
 

@@ -77,7 +77,7 @@ def elementwise(terms: list[Term], out: Labels, dtype: np.dtype[Any] | None = No
     arrays = [term.array for term in terms]
     own = common_dtype(*(x.dtype for x in arrays))
     made = own if dtype is None else dtype
-    exact = made.kind == "f" and all(is_narrow(x.dtype) for x in arrays)
+    exact = made.kind in "fc" and all(is_narrow(x.dtype) for x in arrays)
     sums = np.dtype("int64") if exact else dtype
     if "bfloat16" in (made.name, *(x.dtype.name for x in arrays)):  # einsum of NumPy has none
         sums = np.dtype("float32") if (dtype or own).name == "bfloat16" else dtype or own

@@ -115,7 +115,7 @@ class Contraction(NamedTuple):
         if not self.asked and common_dtype(*own) == self.dtype:
             return None
         narrow = all(is_narrow(term.array.dtype) for term in self.terms)
-        if narrow and self.dtype.kind == "f" and len(self.steps) > 1:
+        if narrow and self.dtype.kind in "fc" and len(self.steps) > 1:
             return np.dtype("float64")
         real = step is not self.steps[-1] and not any(x.kind == "c" for x in own)
         return np.empty(0, self.dtype).real.dtype if real else self.dtype

@@ -72,13 +72,13 @@ def sums_fit(a: DType, b: DType, k: int, dtype: DType) -> bool:
 def sums_dtype(a: DType, b: DType, k: int, dtype: DType) -> DType:
     """What sums of products of narrow integers are kept in between tasks, for a result of `dtype`.
 
-    Of integers, what they are: sums that leave it come back modulo 2^bits. Of floats a format that
-    holds every sum exactly, and the result is rounded once: int32, where no sum can leave it, or
-    float64.
+    Of integers, what they are: sums that leave it come back modulo 2^bits. Of floats and complex
+    numbers a format that holds every sum exactly, and the result is rounded once: int32, where no
+    sum can leave it, or float64.
     """
-    if dtype.kind not in "f" and dtype.name != "bfloat16":
+    if dtype.kind not in "fc" and dtype.name != "bfloat16":
         return dtype
-    if dtype.itemsize >= 8:
+    if dtype.itemsize >= (16 if dtype.kind == "c" else 8):
         return dtype
     int32 = np.dtype("int32")
     return int32 if sums_fit(a, b, k, int32) else np.dtype("float64")
