@@ -100,7 +100,8 @@ def open_array(
     -----
     UserWarning
         An attribute ``_FillValue`` or ``missing_value`` other than NaN: where values are missing,
-        that number is read. The ``fill_value`` of Zarr itself is what unwritten chunks hold; in
+        that number is read. ``valid_range``, ``valid_min`` or ``valid_max``: values outside are
+        read, too. The ``fill_value`` of Zarr itself is what unwritten chunks hold; in
         Zarr 2 xarray has it stand for missing values as well.
         Changes go unnoticed of remote objects without a tag or a time of their last change, and
         of the chunks of a Zarr array over HTTP with more than 4096 of them.

@@ -237,6 +237,44 @@ def test_an_array_that_only_consolidated_metadata_have_is_gone(zarr_format, path
         lazy.compute(scheduler="sync")
 
 
+def stored(path, zarr_format):
+    zarr.create_array(path, data=A, chunks=(2, 2), zarr_format=zarr_format)
+    return "c/1" if zarr_format == 3 else "1.0"
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_chunks_behind_links_are_read_and_noticed(zarr_format):
+    name = stored("x.zarr", zarr_format)
+    os.rename(f"x.zarr/{name}", "elsewhere")
+    os.symlink("../../elsewhere" if zarr_format == 3 else "../elsewhere", f"x.zarr/{name}")
+    os.symlink(".", "x.zarr/0")  # nobody goes round in circles
+    x = io.open_array("x.zarr")
+    np.testing.assert_array_equal(x.compute(scheduler="sync"), A)
+    chunk = "elsewhere/0" if zarr_format == 3 else "elsewhere"
+    os.utime(chunk)
+    with pytest.raises(FileFormatError, match="changed after the matrix was opened"):
+        x.compute(scheduler="sync")
+
+
+@pytest.mark.parametrize(("zarr_format", "at"), [(2, "1.0"), (3, "c/1/0"), (3, "c/1"), (3, "c")])
+def test_links_to_chunks_that_are_elsewhere_are_no_missing_chunks(zarr_format, at):
+    """git annex leaves such links of files that were not fetched."""
+    stored("x.zarr", zarr_format)
+    os.rename(f"x.zarr/{at}", "elsewhere")
+    os.symlink("annex", f"x.zarr/{at}")
+    with pytest.raises(FileFormatError, match=f"{at}: a link to annex, which is not there"):
+        io.open_array("x.zarr")
+
+
+@pytest.mark.parametrize("name", ["valid_min", "valid_max", "valid_range"])
+def test_bounds_of_what_is_meant_are_named(name):
+    with h5py.File("x.h5", "w") as file:
+        file["x"] = A
+        file["x"].attrs[name] = [0.0, 5.0] if name == "valid_range" else 5.0
+    with pytest.warns(UserWarning, match=f"{name}=.*5.*values outside stand for missing ones"):
+        np.testing.assert_array_equal(read("x.h5"), A)
+
+
 def test_booleans_of_netcdf_are_booleans_and_times_are_refused():
     with h5py.File("x.nc", "w") as file:
         file["mask"], file["time"] = (A > 5).astype("i1"), A.astype("i8")

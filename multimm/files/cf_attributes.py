@@ -23,6 +23,8 @@ from multimm.files.stored import Location
 CHANGES = {"scale_factor": 1.0, "add_offset": 0.0}
 #: What stands for a missing value.
 MISSING = ("_FillValue", "missing_value")
+#: What bounds those that are not: netCDF's libraries give others as missing.
+BOUNDS = ("valid_min", "valid_max", "valid_range")
 #: Units of points in time, as CF has them: a unit, since a date.
 _SINCE = re.compile(
     r"\s*(nano|micro|milli)?(s|secs?|seconds?|min|mins|minutes?|h|hrs?|hours?|d|days?|weeks?|"
@@ -45,7 +47,8 @@ def check_meaning(
         A scale or an offset, integers that are to be read without their sign, or with one, or
         numbers that stand for times.
     """
-    found = {name: attributes[name] for name in (*CHANGES, *MISSING) if name in attributes}
+    known = (*CHANGES, *MISSING, *BOUNDS)
+    found = {name: attributes[name] for name in known if name in attributes}
     signed = {"u": "false", "i": "true"}.get(dtype.kind)
     changes = [name for name in found if name in CHANGES and not _is(found[name], CHANGES[name])]
     if signed is not None and _text(attributes.get("_Unsigned", "")).lower() == signed:
@@ -72,6 +75,12 @@ def check_meaning(
             f"{place}: {_listed(found, missing)} stands for missing values, which are multiplied "
             "as they are stored: if there are any, open it with xarray and multiply x.data"
         )
+    bounds = [name for name in found if name in BOUNDS]
+    if bounds:
+        warn(
+            f"{place}: {_listed(found, bounds)}: values outside stand for missing ones, and are "
+            "multiplied as they are stored: if there are any, mask them first, as netCDF4 does"
+        )
     return np.dtype(bool) if kind == "bool" and dtype.kind in "iu" else dtype
 
 
@@ -82,12 +91,12 @@ def warn(text: str) -> None:
 
 def carried(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Those of an array's attributes that `check_meaning` looks at, for when the file is closed."""
-    names = (*CHANGES, *MISSING, "_Unsigned", "units", "dtype")
+    names = (*CHANGES, *MISSING, *BOUNDS, "_Unsigned", "units", "dtype")
     return {name: attributes[name] for name in names if name in attributes}
 
 
 #: What else says of numbers what they are: bounds, and what was counted of them.
-_OF_VALUES = {*CHANGES, *MISSING, "_Unsigned", "dtype", "valid_min", "valid_max", "valid_range"}
+_OF_VALUES = {*CHANGES, *MISSING, *BOUNDS, "_Unsigned", "dtype"}
 _OF_VALUES |= {"actual_range", "flag_values", "flag_masks", "flag_meanings"}
 
 

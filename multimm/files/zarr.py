@@ -192,15 +192,27 @@ def _grid_place(key: str, ndim: int) -> tuple[int, ...] | None:
     return tuple(map(int, parts))
 
 
-def _walked(folder: str, node: Any) -> dict[tuple[int, ...], State]:
-    """The states of the chunks in a local folder."""
+def _walked(folder: str, node: Any, within: str = "") -> dict[tuple[int, ...], State]:
+    """The states of the chunks in a local folder, also behind links to files and folders."""
     found: dict[tuple[int, ...], State] = {}
-    for at, _, files in os.walk(folder):
-        for file in files:
-            path = os.path.join(at, file)
-            place = _grid_place(os.path.relpath(path, folder), node.ndim)
-            if place is not None and (now := state(path)) != ABSENT:
-                found[place] = now
+    with os.scandir(f"{folder}/{within}") as entries:
+        for entry in entries:
+            key = f"{within}{entry.name}"
+            place = _grid_place(key, node.ndim)
+            part = entry.name == "c" or entry.name.isdecimal()  # of the path of a chunk
+            if entry.is_dir():
+                if part and place is None and key.count("/") <= node.ndim:
+                    found |= _walked(folder, node, f"{key}/")
+            elif place is not None or part:
+                now = state(entry.path)
+                if now == ABSENT and entry.is_symlink():
+                    raise FileFormatError(
+                        f"{entry.path}: a link to {os.readlink(entry.path)}, which is not there, "
+                        "in place of chunks: bring them there (git annex get, mount), or remove "
+                        "the link if the fill value is meant"
+                    )
+                if place is not None and now != ABSENT:
+                    found[place] = now
     return found
 
 
