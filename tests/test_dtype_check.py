@@ -130,6 +130,25 @@ def test_what_loses_nothing_is_as_declared(way, role, symmetric):
     np.testing.assert_allclose(result, right, rtol=1e-15)
 
 
+def zeros(block):
+    return np.zeros(block.shape)
+
+
+@pytest.mark.parametrize(("role", "symmetric"), ROLES)
+@pytest.mark.parametrize("dtype", ["float32", "int16"])
+def test_zeros_are_the_same_in_any_dtype(way, role, symmetric, dtype):
+    chunks, workers, more = way
+    own = spoilt(chunks, zeros, dtype=dtype)
+    lazy = product(role, own, chunks, workers, dtype, symmetric=symmetric, **more)
+    x = WIDE.astype(dtype)
+    x[: chunks[0], : chunks[1]] = 0
+    a, b, c = (x if role == name else WIDE.astype(dtype) for name in "abc")
+    right = 2 * a @ (a.T if symmetric else b) + 3 * c
+    result = lazy.compute(scheduler="sync")
+    assert result.dtype == dtype
+    np.testing.assert_allclose(result, right, rtol=1e-6)
+
+
 def test_the_ways_lead_through_all_tasks():
     seen = set()
     for chunks, workers, more in WAYS.values():

@@ -36,7 +36,8 @@ def as_declared(block: Block, dtype: DType, of: str = "an operand") -> Block:
     ArrayTypeError
         Of what is no array, such as None, and no dense one: see `multimm.blocks.plain`.
     DTypeError
-        Of a dtype that the declared one cannot hold.
+        Of a dtype that the declared one cannot hold. Zeros are the same in any: `da.linalg.lu`, and
+        many a function, makes blocks of them with ``numpy.zeros(shape)``.
     """
     if dtype is None:
         return block
@@ -51,10 +52,14 @@ def as_declared(block: Block, dtype: DType, of: str = "an operand") -> Block:
     dtype = dtype.newbyteorder("=")
     if held == dtype:
         return block
-    if not np.can_cast(held, dtype, "safe"):
+    if not (np.can_cast(held, dtype, "safe") or _is_zero(block)):
         raise DTypeError(
             f"a block of {of} is {held}, its array says {dtype}, which cannot hold all of "
             f"it: declare dtype='{held}' where the array is made, or convert its blocks there with "
             f".astype('{dtype}')"
         )
     return block.astype(dtype)
+
+
+def _is_zero(block: Block) -> bool:
+    return block.dtype.kind in "biuf" and not bool(block.any())
