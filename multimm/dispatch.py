@@ -59,7 +59,7 @@ class Session:
                 "product; set `array.query-planning` to False before importing dask.array"
             )
         PATCH.acquire()
-        return cls(SESSION.get())
+        return cls(accelerated())
 
     def note(self, call: Call, *, taken: bool) -> None:
         """Report a call, here and in the sessions around."""
@@ -99,8 +99,9 @@ class Patch:
 
     def _install(self) -> None:
         # One wrapper for each function, under however many names: pickle finds it by its name.
-        found = {getattr(owner, name) for owner, name in ENTRIES}
-        wrappers = {original: _wrap(original) for original in found}
+        # Who patched before us may have named his function anything.
+        found = {getattr(owner, name): name for owner, name in ENTRIES}
+        wrappers = {original: _wrap(original, name) for original, name in found.items()}
         for owner, name in ENTRIES:
             original = getattr(owner, name)
             wrapper = wrappers[original]
@@ -141,12 +142,14 @@ class Acceleration(AbstractContextManager[Report]):
 
     def __exit__(self, *_: object) -> None:
         session, token = self._entered.pop()
+        session.close()
+        if SESSION.get() is not session:
+            return  # one that began later goes on: of two generators, say, that run in turns
         try:
             SESSION.reset(token)
         except ValueError:
             # A generator that is closed from another context than it ran in.
             logger.debug("accelerate() ended in another context than it began in")
-        session.close()
 
     def __call__(self, func: Any) -> Any:
         """The function, each of whose calls is inside."""
@@ -262,24 +265,23 @@ def accelerated() -> Session | None:
     return session
 
 
-def _wrap(original: Function) -> Function:
+def _wrap(original: Function, name: str) -> Function:
     """`original`, or multimm where the caller asked for it and it computes the same."""
 
     @wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         # All else is a function of this module: what travels to a worker holds no context.
-        return _call(original, args, kwargs)
+        return _call(original, name, args, kwargs)
 
     return wrapper
 
 
-def _call(original: Function, args: Args, kwargs: Kwargs) -> Any:
+def _call(original: Function, name: str, args: Args, kwargs: Kwargs) -> Any:
     session = accelerated()
     if session is None:
         return original(*args, **kwargs)
-    name = original.__name__
     if name in OF_BLOCKS:
-        return _with_our_dots(session, original, args, kwargs)
+        return _with_our_dots(session, name, original, args, kwargs)
     found = name, args, kwargs
     if name.startswith("__array"):
         inner = inside(name, args, kwargs)
@@ -309,7 +311,9 @@ def _taken(session: Session, found: tuple[str, Args, Kwargs], dask: Callable[[],
         SESSION.reset(token)
 
 
-def _with_our_dots(session: Session, original: Function, args: Args, kwargs: Kwargs) -> Any:
+def _with_our_dots(
+    session: Session, name: str, original: Function, args: Args, kwargs: Kwargs
+) -> Any:
     """What Dask makes, with multimm's products of blocks in its tasks."""
     made = original(*args, **kwargs)
     given = [x for x in (*args, *kwargs.values()) if is_dask(x)]
@@ -317,5 +321,5 @@ def _with_our_dots(session: Session, original: Function, args: Args, kwargs: Kwa
     if not count:
         return made
     note = f"{count} x product of blocks"
-    session.note(Call(original.__name__.lstrip("_"), operands_of(args), note), taken=True)
+    session.note(Call(name.lstrip("_"), operands_of(args), note), taken=True)
     return arrays if isinstance(made, tuple) else arrays[0]

@@ -192,6 +192,29 @@ def test_blocks_are_multiplied_inside_of_dasks_algorithms(name):
     assert np.dot not in called
 
 
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_solving_in_single_precision(dtype):
+    """Dask's lu has blocks of zeros in double precision whatever its matrix is."""
+    square = np.random.default_rng(0).random((12, 12)).astype(dtype) + 12 * np.eye(12, dtype=dtype)
+    lazy = da.from_array(square, chunks=4)
+    calls = [
+        lambda: da.linalg.inv(lazy) @ lazy,
+        lambda: da.linalg.solve(lazy, lazy[:, :4]),
+        lambda: multi(da.linalg.lu(lazy)),
+    ]
+
+    def multi(factors):
+        p, lower, upper = factors
+        return p @ lower @ upper
+
+    for call in calls:
+        right = call().compute()
+        with multimm.accelerate() as report:
+            found = call()
+        assert report.taken
+        np.testing.assert_allclose(found.compute(), right, rtol=1e-5, atol=1e-5)
+
+
 def called_in(layer):
     if isinstance(layer, Blockwise):
         return [layer.task.func]
@@ -495,6 +518,38 @@ def test_a_later_patch_by_somebody_else_survives(x):
         assert da.matmul is theirs
     finally:
         da.matmul = original
+
+
+@pytest.mark.parametrize("named", ["theirs", "<lambda>", "einsum"])
+def test_an_earlier_patch_by_somebody_else_is_what_dask_has(x, monkeypatch, named):
+    original, calls = da.matmul, []
+
+    def theirs(a, b):
+        calls.append(named)
+        return original(a, b)
+
+    theirs.__name__ = named
+    monkeypatch.setattr(da, "matmul", theirs)
+    with multimm.accelerate() as report:
+        y = da.matmul(x, x.T)
+        left = da.matmul(x > 0, x.T > 0)
+    assert ours(y)
+    assert not ours(left)
+    assert calls == [named]
+    assert [call.function for call in report.taken] == ["matmul"]
+    assert da.matmul is theirs
+
+
+def test_sessions_that_end_in_any_order(x):
+    """As those of two generators that run in turns do."""
+    first, second = multimm.accelerate(), multimm.accelerate()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert ours(x @ x.T)
+    second.__exit__(None, None, None)
+    assert not ours(x @ x.T)
+    assert untouched()
 
 
 def test_functions_that_are_kept_do_what_dask_does_and_travel_to_other_processes(x):
