@@ -385,6 +385,13 @@ EMPTY_CHUNKS = {
 }
 
 
+@pytest.mark.parametrize("subscripts", ["i,i->", "ij,ij->", "ij,i,j->"])
+def test_a_lazy_sum_over_everything_is_numpys_scalar(subscripts):
+    shapes = [(6,) * len(term) for term in subscripts[:-2].split(",")]
+    found = multimm.einsum(subscripts, *(da.ones(shape, chunks=3) for shape in shapes))
+    assert type(found.compute(scheduler="sync")) is np.float64
+
+
 @pytest.mark.parametrize("name", EMPTY_CHUNKS)
 def test_empty_chunks_beside_others_are_no_elements(name):
     """Dask broadcasts them as it does the one of length 1: shapes come out too large."""

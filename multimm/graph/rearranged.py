@@ -83,7 +83,8 @@ def rearrange(block: Block, change: _Change) -> Block:
     check_shape(block, change.planned)
     with stream_for(block):
         part = block if change.where is None else block[change.where]
-        return finished(part.reshape(change.split).transpose(change.axes).reshape(change.shape))
+        made = finished(part.reshape(change.split).transpose(change.axes).reshape(change.shape))
+    return made if made.ndim else made[()]  # NumPy's scalar, as Dask's sums have it
 
 
 def grouped_chunks(chunks: Sequence[Blocks], groups: Sequence[int]) -> Chunks:
