@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from itertools import product
 from types import SimpleNamespace
@@ -11,7 +12,8 @@ import dask.array as da
 import numpy as np
 import pytest
 from clusters import in_threads, soon
-from distributed import Client, futures_of
+from distributed import Client, futures_of, get_client, secede
+from distributed import wait as wait_for
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from labels import tasks_of
@@ -21,6 +23,7 @@ from multimm.cluster.inspect.cluster_spec import listed
 from multimm.cluster.plugins.transfer_counter import TransferCounter
 from multimm.errors import ClusterError
 from multimm.graph.block_task import BlockTask
+from multimm.graph.scheduler import failover
 from multimm.graph.scheduler import plugin as scheduler_plugin
 from multimm.graph.scheduler.install import install
 from multimm.graph.scheduler.lost_peers import LostPeers
@@ -383,6 +386,51 @@ def test_a_worker_that_is_paused_for_good_in_mid_run(status, monkeypatch):
         assert scheduler_plugin.NAME in scheduler.periodic_callbacks
         del future
         soon(lambda: scheduler_plugin.NAME not in scheduler.periodic_callbacks)
+
+
+def test_a_task_that_waits_for_its_product_on_its_only_thread(monkeypatch):
+    """As a task does that computes with `get_client`, and does not secede."""
+    monkeypatch.setattr(failover, "HELD", 0.3)
+    monkeypatch.setattr(scheduler_plugin, "GLANCE", 0.05)
+
+    def computed(x, y):
+        c = multimm.matmul(*(da.from_array(z, chunks=BLOCK) for z in (x, y)), blocks=BLOCK)
+        return get_client().compute(c).result(timeout=30)
+
+    with in_threads(2, memory_limit=0) as cluster, Client(cluster) as client:
+        (x, _), (y, _) = matrix(29), matrix(30)
+        with pytest.warns(RuntimeWarning, match="all of whose threads other tasks hold: .*secede"):
+            result = client.submit(computed, x, y).result(timeout=30)
+        np.testing.assert_array_equal(result, x @ y)
+
+
+def test_a_worker_is_held_up_by_tasks_of_others_while_another_is_idle(monkeypatch):
+    monkeypatch.setattr(failover, "HELD", 0.1)
+    gates = {name: threading.Event() for name in ("first", "second", "seceded")}
+    monkeypatch.setattr(failover, "gates", gates, raising=False)
+
+    def wait(name):
+        if name == "seceded":
+            secede()
+        failover.gates[name].wait()
+
+    with in_threads(2, memory_limit=0) as cluster, Client(cluster) as client:
+        scheduler, (one, two) = cluster.scheduler, workers_of(client)
+        first = client.submit(wait, "first", workers=[one])
+        soon(lambda: failover.held_up(scheduler, ()) == {one})
+        assert failover.held_up(scheduler, {first.key}) == set()
+        second = client.submit(wait, "second", workers=[two])
+        soon(lambda: scheduler.workers[two].processing)
+        assert failover.held_up(scheduler, ()) == set()
+        gates["first"].set()
+        soon(lambda: failover.held_up(scheduler, ()) == {two})
+        gates["second"].set()
+        wait_for([first, second])
+        third = client.submit(wait, "seceded", workers=[one])
+        soon(lambda: any(s > 0.1 for s in scheduler.workers[one].executing.values()))
+        assert failover.held_up(scheduler, ()) == set()
+        gates["seceded"].set()
+        third.result()
 
 
 def test_a_product_waits_while_every_worker_is_paused(monkeypatch):

@@ -25,6 +25,7 @@ from multimm.cli.stop import STOP
 from multimm.cli.terminal import (
     OutputError,
     checked_stdout,
+    occupy_closed,
     plain_stderr,
     say,
     stderr_held_back,
@@ -58,6 +59,8 @@ class Commands(click.Group):
         given = list(sys.argv[1:] if args is None else args)
         # Who calls this from Python goes on afterwards, and keeps stderr.
         hold = args is None and "--debug" not in given
+        if args is None:
+            occupy_closed()
         with (
             STOP.heeded(),
             plain_stderr(),

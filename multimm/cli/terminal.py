@@ -57,6 +57,19 @@ def console(width: int | None = None) -> Console:
     return made
 
 
+def occupy_closed() -> None:
+    """Have standard streams that were closed (``2>&-``) go nowhere.
+
+    The next file that is opened would get the number of one, and what libraries and workers write
+    to stderr with it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+
+
 class PlainStream:
     """A text stream that escapes what it is given; all else is the stream's."""
 
@@ -83,6 +96,9 @@ class PlainStream:
 def plain_stderr() -> Iterator[None]:
     """What libraries log inside is text, too: nothing on stderr has a style."""
     before = sys.stderr
+    if before is None:  # it was closed
+        yield
+        return
     sys.stderr = PlainStream(before)
     try:
         yield

@@ -1,10 +1,10 @@
-"""Who does the part of workers that are lost, paused or closing, on the scheduler."""
+"""Who does the part of workers that are lost, paused, closing or held up, on the scheduler."""
 
 from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 from typing import TYPE_CHECKING, Any
 
 from distributed.core import Status
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
 
 logger = logging.getLogger(__name__)
+
+#: Seconds for which tasks of others may have all threads of a worker before a product's tasks there
+#: go to idle workers, as Dask's own would at once. Arbitrary.
+HELD = 2.0
 
 
 def tell(scheduler: Scheduler, message: str) -> None:
@@ -39,13 +43,29 @@ def able(scheduler: Scheduler) -> list[str]:
     return found or sorted(scheduler.workers)
 
 
+def held_up(scheduler: Scheduler, pinned: Container[Key]) -> set[str]:
+    """Workers whose threads others' tasks have for long, while another worker has nothing to do.
+
+    Such a task may wait for the product itself: it computes it, and did not secede.
+    """
+    if all(ws.processing or not _takes_tasks(ws) for ws in scheduler.workers.values()):
+        return set()
+    found = set()
+    for address, ws in scheduler.workers.items():
+        others = (ts for ts, seconds in ws.executing.items() if seconds >= HELD)
+        others = (ts for ts in others if ts.key not in pinned and ts not in ws.long_running)
+        if len({*others}) >= ws.nthreads:
+            found.add(address)
+    return found
+
+
 def replace(
     scheduler: Scheduler, products: Collection[Product], gone: set[str], stimulus_id: str
 ) -> None:
     """Give the part of some workers in all products to others, also what they have been sent."""
     for product in products:
         hand_over(scheduler, product, gone)
-    follow(scheduler, products, stimulus_id)
+    follow(scheduler, products, stimulus_id, gone)
 
 
 def hand_over(scheduler: Scheduler, product: Product, gone: set[str]) -> None:
@@ -53,18 +73,33 @@ def hand_over(scheduler: Scheduler, product: Product, gone: set[str]) -> None:
     leaving = gone.intersection(product.workers)
     if not leaving:
         return
-    if not product.replace(leaving, able(scheduler)):
+    there = able(scheduler)
+    if not product.replace(leaving, [x for x in there if x not in leaving] or there):
         unpin(scheduler, product)
-    if paused := sorted(leaving.intersection(scheduler.workers)):
+    left = sorted(leaving.intersection(scheduler.workers))
+    held = [address for address in left if _takes_tasks(scheduler.workers[address])]
+    if paused := [address for address in left if address not in held]:
         tell(
             scheduler,
             f"workers that take no tasks: {', '.join(paused)} "
             f"({scheduler.workers[paused[0]].status.name}); others do their part of a product. "
             "Dask pauses a worker whose memory is short: free some of it, or start it again",
         )
+    if held:
+        tell(
+            scheduler,
+            f"workers all of whose threads other tasks hold: {', '.join(held)}; others do their "
+            "part of a product. A task that waits for a product is to call distributed.secede() "
+            "first, or to compute it inside `with distributed.worker_client():`",
+        )
 
 
-def follow(scheduler: Scheduler, products: Iterable[Product], stimulus_id: str) -> None:
+def follow(
+    scheduler: Scheduler,
+    products: Iterable[Product],
+    stimulus_id: str,
+    gone: Container[str] = (),
+) -> None:
     """Bring restrictions in line with the products' workers, and start what was stuck."""
     wanted: dict[Key, Any] = {}
     for product in products:
@@ -73,7 +108,7 @@ def follow(scheduler: Scheduler, products: Iterable[Product], stimulus_id: str) 
             address = product.address(at)
             if ts is None or ts.worker_restrictions == {address}:
                 continue
-            if address in scheduler.workers and not _runs(ts):
+            if address in scheduler.workers and not _runs(ts, gone):
                 ts.worker_restrictions = {address}
                 if ts.state == "no-worker":
                     wanted[key] = "processing"
@@ -83,10 +118,12 @@ def follow(scheduler: Scheduler, products: Iterable[Product], stimulus_id: str) 
         scheduler.transitions(wanted, stimulus_id=stimulus_id)
 
 
-def _runs(ts: TaskState) -> bool:
+def _runs(ts: TaskState, gone: Container[str]) -> bool:
     """Whether a worker has been sent a task, and it runs there or will."""
     ws = ts.processing_on
-    return ws is not None and (_takes_tasks(ws) or ts in ws.executing)
+    if ws is None:
+        return False
+    return (_takes_tasks(ws) and ws.address not in gone) or ts in ws.executing
 
 
 def unpin(scheduler: Scheduler, product: Product) -> None:

@@ -12,7 +12,7 @@ it is optimised. So each task carries its label and `Place`, and on the schedule
   when they have been used, and not before;
 * gives a lost worker's tasks to the survivors a moment later, and a joining worker a share at
   once: a strict pin to a worker that is gone would hang for ever; so it would to one that is
-  paused, or closing, and stays so.
+  paused, or closing, and stays so, or whose threads tasks have that wait for the product.
 
 It imports with dask, distributed and numpy alone.
 """
@@ -30,7 +30,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
 
 from multimm.graph.block_task import BlockTask, Key
-from multimm.graph.scheduler.failover import able, follow, replace, tell, unpin
+from multimm.graph.scheduler.failover import able, follow, held_up, replace, tell, unpin
 from multimm.graph.scheduler.pinning import Owners, fullest, pin_tasks, product_of
 from multimm.graph.scheduler.prefetch import fetch_ahead
 from multimm.graph.scheduler.product_state import Product, ours
@@ -142,7 +142,7 @@ class BlockPlacement(SchedulerPlugin):
 
     @_guarded
     def _watch(self, scheduler: Scheduler) -> None:
-        """Give the tasks of workers that stay paused to others; no hook tells of a pause."""
+        """Give the tasks of workers that stay paused or held up to others; no hook tells of it."""
         if not self.products or scheduler.plugins.get(NAME) is not self:
             scheduler.periodic_callbacks.pop(NAME).stop()
             self.paused.clear()
@@ -150,6 +150,7 @@ class BlockPlacement(SchedulerPlugin):
         now, idle = time.monotonic(), set(scheduler.workers).difference(able(scheduler))
         self.paused = {address: self.paused.get(address, now) for address in idle}
         gone = {address for address in idle if now - self.paused[address] >= PATIENCE}
+        gone |= held_up(scheduler, self.owners)
         if gone := gone & self._workers():
             replace(scheduler, self.products.values(), gone, "multimm-replace-paused")
 
