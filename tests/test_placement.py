@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from itertools import product
@@ -24,6 +25,7 @@ from multimm.cluster.plugins.transfer_counter import TransferCounter
 from multimm.errors import ClusterError
 from multimm.graph.block_task import BlockTask
 from multimm.graph.scheduler import failover
+from multimm.graph.scheduler import install as installed
 from multimm.graph.scheduler import plugin as scheduler_plugin
 from multimm.graph.scheduler.install import install
 from multimm.graph.scheduler.lost_peers import LostPeers
@@ -269,6 +271,28 @@ def test_a_scheduler_or_worker_that_cannot_load_plugins_is_an_error_each_time(pl
         multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK)
         assert scheduler_plugin.NAME in cluster.scheduler.plugins
         assert all(LostPeers.name in worker.plugins for worker in cluster.workers.values())
+
+
+def test_a_worker_that_does_not_answer_keeps_nobody_waiting(monkeypatch):
+    """As one that is stopped, or holds Python's lock for minutes."""
+    monkeypatch.setattr(installed, "WAIT", 0.2)
+    x, a = matrix(31)
+    with in_threads(2, memory_limit=0) as cluster, Client(cluster):
+        go = threading.Event()
+        late = next(iter(cluster.workers.values()))
+        given = late.handlers["plugin-add"]
+
+        async def held(**message):
+            while not go.is_set():
+                await asyncio.sleep(0.01)
+            return await given(**message)
+
+        late.handlers["plugin-add"] = held
+        with pytest.warns(RuntimeWarning, match="a worker has not answered for"):
+            c = multimm.matmul(a, a, blocks=BLOCK, slabs=BLOCK)
+        np.testing.assert_array_equal(c.compute(), x @ x)
+        go.set()
+        soon(lambda: LostPeers.name in late.plugins)
 
 
 def test_a_scheduler_that_was_started_again_is_given_the_plugins_again():

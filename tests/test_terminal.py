@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -125,6 +127,17 @@ def test_the_environment_is_repeated_harmlessly(tmp_path, monkeypatch):
     assert errors.count("\n") == 1
     assert f"others can write to {tmp_path}/{SHOWN}" in errors
     assert_harmless(output + errors)
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_streams_that_were_closed_go_nowhere(tmp_path, closed):
+    """A file would be opened in their place, and what anybody writes to stderr go into it."""
+    matrix = np.eye(3)
+    np.save(tmp_path / "a.npy", matrix)
+    words = f"{sys.executable} -m multimm matmul a.npy a.npy -o c.npy --workers 1 {closed}"
+    for expected in (0, 2):  # the second time c.npy is there already
+        assert subprocess.run(words, shell=True, cwd=tmp_path).returncode == expected
+        np.testing.assert_array_equal(np.load(tmp_path / "c.npy"), matrix)
 
 
 def test_devices_of_other_hosts_are_named_harmlessly():

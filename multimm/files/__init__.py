@@ -107,7 +107,8 @@ def locate(
         )
     if suffix == ".npy" and dataset is not None:
         raise FileFormatError(f"{given}: a .npy file holds one array; leave out the dataset")
-    name_in_file = dataset.strip("/") or None if dataset else None
+    parts = (dataset or "").split("/")
+    name_in_file = "/".join(part for part in parts if part not in ("", ".")) or None
     if remote.is_remote(text):
         return Location(text.rstrip("/"), suffix, name_in_file)
     shown = "" if text == given or not remote.is_remote(given) else given

@@ -66,10 +66,9 @@ def _found(place: Location) -> tuple[tuple[StoredMatrix, dict[str, Any]], list[S
     with RAW_FILES, ExitStack() as stack:
         search = Search(place, stack)
         file = _open_first(search, stack)
-        if place.dataset is None:
+        name = place.dataset
+        if name is None:
             name = choose_dataset(place, _listed(file, search))
-        else:
-            name = "/".join(part for part in place.dataset.split("/") if part not in ("", "."))
         found = replace(place, dataset=name)
         try:
             item, path = search.walk(file, place.path, name)

@@ -52,9 +52,10 @@ def held_up(scheduler: Scheduler, pinned: Container[Key]) -> set[str]:
         return set()
     found = set()
     for address, ws in scheduler.workers.items():
-        others = (ts for ts, seconds in ws.executing.items() if seconds >= HELD)
-        others = (ts for ts in others if ts.key not in pinned and ts not in ws.long_running)
-        if len({*others}) >= ws.nthreads:
+        # What a worker last told may be over.
+        at_work = ws.processing - ws.long_running
+        long = [ts for ts, seconds in ws.executing.items() if ts in at_work and seconds >= HELD]
+        if sum(ts.key not in pinned for ts in long) >= ws.nthreads:
             found.add(address)
     return found
 

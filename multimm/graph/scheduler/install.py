@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,10 @@ from multimm.graph.scheduler.plugin import BlockPlacement
 
 if TYPE_CHECKING:
     from distributed import Client
+
+#: Seconds that workers have to answer. One that computes without Python's lock being free, or is
+#: stopped, takes a plugin when it can, and the scheduler gives it to those that come. Arbitrary.
+WAIT = 10.0
 
 Plugins = dict[str, Any]  #: by name
 
@@ -53,8 +58,13 @@ def install(client: Client, *more: Any) -> None:
             RuntimeWarning,
             stacklevel=callers_level(),
         )
-    else:
-        client.sync(_register, client, plugins)
+    elif not client.sync(_register, client, plugins):
+        warnings.warn(
+            f"a worker has not answered for {WAIT:.0f} s: products are sent nevertheless, and wait "
+            "for it where it has a part in them",
+            RuntimeWarning,
+            stacklevel=callers_level(),
+        )
     _served[client] = wanted
 
 
@@ -75,17 +85,29 @@ def _wanted(client: Client, more: tuple[Any, ...]) -> tuple[str, Plugins]:
     return scheduler, plugins | {plugin.name: plugin for plugin in more}
 
 
-async def _register(client: Client, plugins: Plugins) -> None:
-    """Register plugins by name, in the client's event loop; what a cluster has stays as it is."""
+async def _register(client: Client, plugins: Plugins) -> bool:
+    """Register plugins by name, in the client's event loop; what a cluster has stays as it is.
+
+    False: a worker has not answered in time, and may have some of them later.
+    """
+    in_time = True
     for name, plugin in plugins.items():
+        of_workers = isinstance(plugin, WorkerPlugin)
+        answer = asyncio.ensure_future(client.register_plugin(plugin))
         try:
-            await client.register_plugin(plugin)
+            await asyncio.wait([answer], timeout=WAIT if of_workers else None)
+            if answer.done():
+                answer.result()
+                continue
+            in_time = False
+            answer.add_done_callback(lambda late: late.cancelled() or late.exception())
         except Exception as error:
             # The scheduler keeps what a worker has refused, and would call the next try a success.
-            if isinstance(plugin, WorkerPlugin):
+            if of_workers:
                 with suppress(Exception):
                     await client.unregister_worker_plugin(name)
             raise refusal(error) from error
+    return in_time
 
 
 def refusal(error: Exception) -> ClusterError:
