@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import nullcontext
+from functools import partial
 from itertools import product
 from types import SimpleNamespace
 
@@ -13,8 +15,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from clusters import in_threads, soon
-from distributed import Client, futures_of, get_client, secede
-from distributed import wait as wait_for
+from distributed import Client, futures_of, get_client, get_worker, secede
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from labels import tasks_of
@@ -412,49 +413,51 @@ def test_a_worker_that_is_paused_for_good_in_mid_run(status, monkeypatch):
         soon(lambda: scheduler_plugin.NAME not in scheduler.periodic_callbacks)
 
 
-def test_a_task_that_waits_for_its_product_on_its_only_thread(monkeypatch):
+@pytest.mark.parametrize("gives_way", [False, True])
+def test_a_task_that_waits_for_its_product_on_its_only_thread(gives_way, monkeypatch):
     """As a task does that computes with `get_client`, and does not secede."""
     monkeypatch.setattr(failover, "HELD", 0.3)
     monkeypatch.setattr(scheduler_plugin, "GLANCE", 0.05)
 
     def computed(x, y):
+        if gives_way:
+            secede()
+            time.sleep(1)
         c = multimm.matmul(*(da.from_array(z, chunks=BLOCK) for z in (x, y)), blocks=BLOCK)
         return get_client().compute(c).result(timeout=30)
 
-    with in_threads(2, memory_limit=0) as cluster, Client(cluster) as client:
+    told = nullcontext()
+    if not gives_way:
+        told = pytest.warns(RuntimeWarning, match="whose threads other tasks hold: .*secede")
+    with in_threads(2, memory_limit=0) as cluster, Client(cluster) as client, told:
         (x, _), (y, _) = matrix(29), matrix(30)
-        with pytest.warns(RuntimeWarning, match="all of whose threads other tasks hold: .*secede"):
-            result = client.submit(computed, x, y).result(timeout=30)
-        np.testing.assert_array_equal(result, x @ y)
+        np.testing.assert_array_equal(client.submit(computed, x, y).result(timeout=30), x @ y)
 
 
-def test_a_worker_is_held_up_by_tasks_of_others_while_another_is_idle(monkeypatch):
+@pytest.mark.parametrize("slow", ["makes A", "uses C"])
+def test_tasks_around_a_product_hold_up_nobody(slow, monkeypatch):
+    """However long they take on one worker, while the other has nothing to do."""
     monkeypatch.setattr(failover, "HELD", 0.1)
-    gates = {name: threading.Event() for name in ("first", "second", "seceded")}
-    monkeypatch.setattr(failover, "gates", gates, raising=False)
+    monkeypatch.setattr(scheduler_plugin, "GLANCE", 0.02)
 
-    def wait(name):
-        if name == "seceded":
-            secede()
-        failover.gates[name].wait()
+    def slow_at_first(block, at, block_id=(0, 0)):
+        if get_worker().address == at and block_id == (0, 0):
+            time.sleep(1.5)  # workers say every half second what they run
+        return block
 
     with in_threads(2, memory_limit=0) as cluster, Client(cluster) as client:
-        scheduler, (one, two) = cluster.scheduler, workers_of(client)
-        first = client.submit(wait, "first", workers=[one])
-        soon(lambda: failover.held_up(scheduler, ()) == {one})
-        assert failover.held_up(scheduler, {first.key}) == set()
-        second = client.submit(wait, "second", workers=[two])
-        soon(lambda: scheduler.workers[two].processing)
-        assert failover.held_up(scheduler, ()) == set()
-        gates["first"].set()
-        soon(lambda: failover.held_up(scheduler, ()) == {two})
-        gates["second"].set()
-        wait_for([first, second])
-        third = client.submit(wait, "seceded", workers=[one])
-        soon(lambda: any(s > 0.1 for s in scheduler.workers[one].executing.values()))
-        assert failover.held_up(scheduler, ()) == set()
-        gates["seceded"].set()
-        third.result()
+        recorder = Recorder(cluster.scheduler)
+        cluster.scheduler.add_plugin(recorder)
+        (x, a), (y, b) = matrix(29), matrix(30)
+        workers = workers_of(client)
+        takes = partial(slow_at_first, at=workers[0])
+        if slow == "makes A":  # for both workers
+            whole = da.from_delayed(dask.delayed(takes)(x), x.shape, x.dtype)
+            a = whole.rechunk(a.chunks)
+        c = multimm.matmul(a, b, blocks=BLOCK)
+        result = c.map_blocks(takes, dtype=c.dtype, meta=c._meta) if slow == "uses C" else c
+        np.testing.assert_array_equal(result.compute(), x @ y)
+        assert misplaced(recorder, c, multimm.plan(a, b, blocks=BLOCK).grid, workers) == {}
 
 
 def test_a_product_waits_while_every_worker_is_paused(monkeypatch):

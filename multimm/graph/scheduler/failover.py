@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Container, Iterable, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from distributed.core import Status
@@ -43,10 +44,11 @@ def able(scheduler: Scheduler) -> list[str]:
     return found or sorted(scheduler.workers)
 
 
-def held_up(scheduler: Scheduler, pinned: Container[Key]) -> set[str]:
-    """Workers whose threads others' tasks have for long, while another worker has nothing to do.
+def held_up(scheduler: Scheduler, owners: Mapping[Key, Product]) -> set[str]:
+    """Workers where products wait for threads that others' tasks have, while another is idle.
 
-    Such a task may wait for the product itself: it computes it, and did not secede.
+    Such a task may wait for the product itself: it computes it, and did not secede. What makes a
+    product's operands or uses its blocks does not, however long it takes.
     """
     if all(ws.processing or not _takes_tasks(ws) for ws in scheduler.workers.values()):
         return set()
@@ -55,9 +57,25 @@ def held_up(scheduler: Scheduler, pinned: Container[Key]) -> set[str]:
         # What a worker last told may be over.
         at_work = ws.processing - ws.long_running
         long = [ts for ts, seconds in ws.executing.items() if ts in at_work and seconds >= HELD]
-        if sum(ts.key not in pinned for ts in long) >= ws.nthreads:
+        if len(long) < ws.nthreads:
+            continue
+        ready = ws.processing - ws.executing.keys()
+        pinned = {key for ts in ready if ts.key in owners for key in owners[ts.key].pinned}
+        if pinned and not any(_is_around(ts, pinned) for ts in long):
             found.add(address)
     return found
+
+
+def _is_around(ts: TaskState, pinned: Container[Key]) -> bool:
+    """Whether a task is one of those, or one needs it, or it needs one."""
+    for towards in attrgetter("dependents"), attrgetter("dependencies"):
+        level, seen = {ts}, {ts}
+        while level:
+            if any(found.key in pinned for found in level):
+                return True
+            level = {found for task in level for found in towards(task)} - seen
+            seen |= level
+    return False
 
 
 def replace(
