@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, groupby, product
-from operator import attrgetter
+from itertools import chain, product
 
 from multimm.planning.blocking import lay_out
 from multimm.planning.candidates.owner_computes import in_partial_products
@@ -32,25 +31,8 @@ PART_CUTS = [Cut(x, x, k, given) for x in HALVES for k in K_TILES for given in (
 
 def in_place(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank]:
     """Layouts in which one of the operands, or a stack, is multiplied by workers that have it."""
-    stacks = ranked(stacks_in_place(problem, cluster), cluster)
-    return best_partial_products(problem, cluster) | stacks
-
-
-def best_partial_products(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank]:
-    """The layouts of `in_partial_products`, but coalesced only the best ones of each operand."""
-    ranks: dict[Schedule, Rank] = {}
-    for _, found in groupby(in_partial_products(problem, cluster), key=attrgetter("grid")):
-        layouts = [*found]
-        ranks |= ranked((x for x in layouts if not x.operands.coalesced_transfers), cluster)
-        best = min((x for x in layouts if x in ranks), key=ranks.__getitem__)
-        ranks |= ranked((x for x in layouts if _coalesces(x, best)), cluster)
-    return ranks
-
-
-def _coalesces(layout: Schedule, other: Schedule) -> bool:
-    """Whether two layouts differ in nothing but coalesced transfers."""
-    own, others = layout.partial_products, other.partial_products
-    return own is not None and others is not None and own == replace(others, coalesced=True)
+    found = chain(in_partial_products(problem, cluster), stacks_in_place(problem, cluster))
+    return ranked(found, cluster)
 
 
 def stacks_in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[Schedule]:
