@@ -143,8 +143,8 @@ PLANNING = (
     Fault(
         "a slower plan wins where it was to give way",
         "planning/choice.py",
-        "if SURE * ranks[best].seconds < ranks[found].seconds else found",
-        "if SURE * ranks[best].seconds > ranks[found].seconds else found",
+        "return best if faster or FEWER * new.moved < old.moved else other",
+        "return other if faster or FEWER * new.moved < old.moved else best",
         "golden",
     ),
     Fault(

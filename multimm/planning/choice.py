@@ -42,20 +42,9 @@ from multimm.planning.schedule import Schedule
 from multimm.planning.search import NEARLY, Rank, candidates, first_looks
 from multimm.planning.tiling.grid import Grid
 
-#: A plan with parts of k gives way to one without that takes so many times its seconds, and moves
-#: so many times its bytes, at most. Its sums are rounded once more, and travel when all else is
-#: done, to wait for the slowest worker. Arbitrary: on eight workers that shared four GPUs, of a
-#: slow machine, 32768 in `float32` with two parts took 1.37 times as long as predicted; without, on
-#: two GPUs, 1.03 to 1.15 times.
-UNSPLIT, SPLIT = 1.1, 2
-#: A plan for GPUs gives way to one whose C is joined if it takes so many times as long. Arbitrary;
-#: products of single chunks are a little slower than of large blocks there, which no prediction
-#: knows.
-SURE = 1.1
-#: On the only GPU a plan that joins large chunks gives way to one that multiplies each by itself,
-#: by a smaller matrix, if that takes so many times as long. Arbitrary; in chunks of 128 MB and more
-#: joining took 1.03 to 1.6 times as long (docs/decisions/tasks.md).
-JOINS = 1.1
+#: Plans that were seen to take longer than predicted have to be so many times as fast as others, or
+#: to move so many times fewer bytes: see `_preferred`. Arbitrary.
+GAIN, FEWER = 1.1, 2
 #: On CPU workers a plan that moves half of the bytes may take so much of the time more, in seconds
 #: and as a share, if the bytes that it spares take as much more where each takes so many times as
 #: long. Workers share cores with each other and the scheduler, and bytes take longer beside tasks
@@ -217,30 +206,32 @@ def strategy_name(layout: Schedule) -> str:
 
 
 def _preferred(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> Schedule:
-    """The layout that is taken.
+    """The layout that is taken: the cheapest, but what took longer than predicted has to gain.
 
-    The one that `_cheapest` says, but plans that were seen to take longer than predicted have to
-    gain something: parts of k against none of them, and then partial products against all others.
+    Sums of parts of k travel when all else is done, and wait for the slowest worker: on eight
+    workers that shared four GPUs, 32768 in `float32` with two parts took 1.37 times as long as
+    predicted; without, on two GPUs, 1.03 to 1.15 times. On the only GPU, joining chunks of 128 MB
+    took 1.03 to 1.6 times as long as multiplying each by itself, by a smaller matrix
+    (docs/decisions/tasks.md). Of several GPUs, products of single chunks are a little slower than
+    of large blocks, which no prediction knows.
     """
-    others = {layout: rank for layout, rank in ranks.items() if not _sends_sums(layout)}
-    found = _cheapest(others, cluster)
-    if whole := {layout: rank for layout, rank in others.items() if rank.parts == 1}:
-        other = _cheapest(whole, cluster)
-        rank, limit = ranks[other], ranks[found]
-        as_good = rank.too_large == limit.too_large and rank.seconds <= UNSPLIT * limit.seconds
-        if as_good and rank.moved <= SPLIT * limit.moved:
-            found = other
-    if cluster.slowest.kind == "gpu" and cluster.workers == 1:
-        alone = {x: rank for x, rank in others.items() if _joins_nothing(x)}
-        other = _cheapest(alone, cluster) if alone else found
-        as_good = ranks[other].too_large == ranks[found].too_large
-        if as_good and ranks[other].seconds <= JOINS * ranks[found].seconds:
-            found = other
-    sums = {x: rank for x, rank in ranks.items() if _sends_sums(x) or x == found}
-    best = _cheapest(sums, cluster)
-    if cluster.slowest.kind == "cpu" or ranks[best].too_large < ranks[found].too_large:
-        return best
-    return best if SURE * ranks[best].seconds < ranks[found].seconds else found
+    gpu = cluster.slowest.kind == "gpu"
+    sums = {x: rank for x, rank in ranks.items() if _sends_sums(x)}
+    others = {x: rank for x, rank in ranks.items() if x not in sums}
+    lone = gpu and cluster.workers == 1
+    sure = [x for x in others if others[x].parts == 1 and (not lone or _joins_nothing(x))]
+    found = _gaining(others, sure, cluster)
+    sums[found] = ranks[found]
+    return _gaining(sums, [found] * gpu, cluster)
+
+
+def _gaining(ranks: dict[Schedule, Rank], sure: list[Schedule], cluster: ClusterSpec) -> Schedule:
+    """The cheapest layout, or the cheapest of those that are sure where it gains too little."""
+    best = _cheapest(ranks, cluster)
+    other = _cheapest({x: ranks[x] for x in sure}, cluster) if sure else best
+    new, old = ranks[best], ranks[other]
+    faster = new.too_large < old.too_large or GAIN * new.seconds < old.seconds
+    return best if faster or FEWER * new.moved < old.moved else other
 
 
 def _sends_sums(layout: Schedule) -> bool:
