@@ -39,7 +39,7 @@ from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
-from multimm.planning.search import NEARLY, Rank, candidates, first_looks
+from multimm.planning.search import NEARLY, Rank, candidates, first_look
 from multimm.planning.tiling.grid import Grid
 
 #: Plans that were seen to take longer than predicted have to be so many times as fast as others, or
@@ -58,8 +58,6 @@ logger = logging.getLogger(__name__)
 #: Seconds beyond the least that any plan takes, within which nothing better is searched for than
 #: what a first look finds. A search takes 6 to 80 ms of a processor.
 SEARCH_S = {"cpu": 0.04, "gpu": 0.022}
-#: The same, within which nothing else is looked at: a look takes 1 to 4 ms.
-LOOK_S = 0.012
 #: Bytes of operands and result below which fewer workers are looked at, too: they are often better
 #: for what is so small. Arbitrary.
 FEWER_WORKERS_BYTES = {"cpu": 0, "gpu": 1e9}
@@ -143,17 +141,14 @@ def _at_once(
     """Layouts that a first look finds, where blocks lie on workers; none if there may be better."""
     chunked = problem.chunked or any(len(chunks) > 1 for chunks in problem.batch_chunks)
     known = chunked and (problem.a.owners or problem.b.owners)
-    if not known or problem.awaited:
+    on_cpus = cluster.slowest.kind == "cpu"
+    if not known or problem.awaited or (on_cpus and problem.symmetric):
         return {}
     if problem.c is not None and _is_little(problem, cluster):  # none is multiplied in place
         return {}
-    found, later = placed, inf
-    for more in first_looks(problem, cluster):
-        found = found | more
-        rank = found[_preferred(found, cluster)]
-        later = inf if rank.too_large else rank.seconds - at_least(problem, cluster)
-        if later <= LOOK_S:
-            break
+    found = placed | first_look(problem, cluster)
+    rank = found[_preferred(found, cluster)]
+    later = inf if rank.too_large else rank.seconds - at_least(problem, cluster)
     return found if later <= SEARCH_S[cluster.slowest.kind] else {}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -39,11 +39,6 @@ FAR = 1.4
 #: Cuts into the operands' own chunks: as they are, and tiny ones joined.
 AS_THEY_COME = Cut(given=True, joined=False)
 GIVEN = (Cut(given=True), AS_THEY_COME)
-#: Cuts that are looked at, in this order, before anything is searched for: of symmetric products
-#: all but the first one. For 59 of 186 products of 1 to 60 GB, in random shapes and chunks on 2 to
-#: 8 H200s, they suffice: one plan is 10 ms slower than after a search, all others 3 ms at most, and
-#: a search takes 15 to 75 ms.
-FIRST_CUTS = {"cpu": (AS_THEY_COME,), "gpu": (AS_THEY_COME, Cut(given=True), AS_USUAL)}
 #: Only the best so many arrangements, cut as usual, are cut in other ways. Of regular blocks the
 #: fifth may be the best: of 65536 squares in chunks of 1000 on four CPU workers by 2 %.
 ARRANGEMENTS = 5
@@ -87,14 +82,18 @@ def candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> dict
     return halves | _searched(replace(problem, symmetric=False), cluster, options)
 
 
-def first_looks(problem: Problem, cluster: ClusterSpec) -> Iterator[dict[Schedule, Rank]]:
-    """Arrangements in one cut after another; of a symmetric product with C in halves, and whole."""
+def first_look(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank]:
+    """Arrangements in the operands' own chunks.
+
+    Those of a symmetric product are cut as usual, for its rows and columns are alike, with C in
+    halves, and whole.
+    """
     whole, options = replace(problem, symmetric=False), Options()
-    for cut in FIRST_CUTS[cluster.slowest.kind][problem.symmetric :]:
-        found = dict(cut_alike(whole, cluster, options, cut))
-        if _may_halve(problem, cluster, options):
-            found |= _halved(cut_alike(problem, cluster, options, cut), cluster)
-        yield found | packed_within(found, cluster)
+    cut = AS_USUAL if problem.symmetric else AS_THEY_COME
+    found = dict(cut_alike(whole, cluster, options, cut))
+    if _may_halve(problem, cluster, options):
+        found |= _halved(cut_alike(problem, cluster, options, cut), cluster)
+    return found | packed_within(found, cluster)
 
 
 def _may_halve(problem: Problem, cluster: ClusterSpec, options: Options) -> bool:
