@@ -75,7 +75,7 @@ def test_nothing_is_searched_for_where_little_can_be_gained(searched):
     assert searched == []
 
 
-def test_a_symmetric_product_is_cut_in_a_few_ways_before_a_search(searched, monkeypatch):
+def test_a_symmetric_product_is_cut_as_usual_before_a_search(searched, monkeypatch):
     """The covariance of a field that comes in chunks of time."""
     a = MatrixSpec((3072, 30_752), chunks=((384,) * 8, (30_752,)), owners=(0, 1, 1, 0, 1, 0, 0, 1))
     chunks = ((15_376,) * 2,) * 2
