@@ -351,6 +351,15 @@ def test_a_pipe_is_refused_and_not_waited_for(name):
         io.open_array(name)
 
 
+def test_a_pipe_in_place_of_what_was_opened_is_not_waited_for():
+    npy()
+    x = io.open_array("x.npy")
+    os.remove("x.npy")
+    os.mkfifo("x.npy")
+    with pytest.raises(FileFormatError, match="named pipe"):
+        x.compute(scheduler="sync")
+
+
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"zarr_format":3,"shape":[' + "9" * 5000 + "]}", "\x00", "{}"]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -96,7 +97,12 @@ def opened(address: str) -> Any:
 
 def open_bytes(path: str) -> Any:
     """A local file, or an object, as an open file of bytes."""
-    return opened(path) if is_remote(path) else open(path, "rb")
+    return opened(path) if is_remote(path) else open(path, "rb", opener=_at_once)
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a file; of a pipe nobody waits for who writes to it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def state(address: str) -> tuple[str, ...]:
