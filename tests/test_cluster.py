@@ -37,7 +37,7 @@ from multimm.cluster.plugins.transfer_counter import (
     received_bytes,
     reset_received_bytes,
 )
-from multimm.errors import ClusterError, KernelError, OptionError
+from multimm.errors import ClusterError, FileFormatError, KernelError, OptionError
 from multimm.graph.scheduler.install import install
 from multimm.planning.spec import H200, LOCAL_TCP, NVLINK
 
@@ -181,6 +181,17 @@ def check(**given):
     return options.check(
         options.choose(given.pop("gpus", None), given.pop("workers", None)), **given
     )
+
+
+def test_a_folder_that_is_gone_is_named(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ClusterError, match="the current folder is gone"):
+        mc.start(workers=1)
+    for path in ("a.npy", "a.h5:x", "a.zarr/x"):
+        with pytest.raises(FileFormatError, match=f"{path}: the current folder is gone"):
+            multimm.io.open_array(path)
 
 
 def test_gpus_are_taken_by_default_and_cpu_workers_when_asked_for(two_gpus):

@@ -154,6 +154,7 @@ def start(
     main_guard.require()
     with ExitStack() as meanwhile:
         meanwhile.enter_context(workers_ahead(chosen))
+        _require_folder()
         options = check(chosen, memory_limit, protocol, rmm_pool, security, dashboard_address)
         if security is not None:
             check_certificates(security, "scheduler", "worker", "client")
@@ -241,6 +242,16 @@ def _with_transport(options: StartOptions, asked: str | None) -> StartOptions:
     if options.protocol != "ucxx" and len(options.gpus) > 1:
         logger.warning(THROUGH_HOST)
     return options
+
+
+def _require_folder() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ClusterError(
+            "the current folder is gone, and no worker process can start in it: change to one that "
+            "is there"
+        ) from None
 
 
 def _require_gpu_packages(protocol: str) -> None:

@@ -112,7 +112,14 @@ def locate(
     if remote.is_remote(text):
         return Location(text.rstrip("/"), suffix, name_in_file)
     shown = "" if text == given or not remote.is_remote(given) else given
-    return Location(os.path.abspath(text), suffix, name_in_file, shown, outside)
+    try:
+        path = os.path.abspath(text)
+    except FileNotFoundError:
+        raise FileFormatError(
+            f"{given}: the current folder is gone; give an absolute path, or change to a folder "
+            "that is there"
+        ) from None
+    return Location(path, suffix, name_in_file, shown, outside)
 
 
 def _local(given: str) -> str:
@@ -149,7 +156,7 @@ def _whole(text: str) -> bool:
     if os.path.lexists(text):
         return True
     inside = re.fullmatch(_NAMED.format(":"), text, re.IGNORECASE)
-    return inside is None and os.path.isdir(os.path.dirname(os.path.abspath(text)))
+    return inside is None and os.path.isdir(os.path.dirname(text) or os.curdir)
 
 
 def inspect(place: Location) -> StoredMatrix:
