@@ -56,9 +56,17 @@ def _own(x: Any, transposed: bool) -> tuple[Blocks, ...]:
 def _as_dask(a: tuple[Blocks, ...], b: tuple[Blocks, ...]) -> tuple[Blocks, ...]:
     """Chunks of Dask's own product: rows of A, columns of B, and what serves both of a stack."""
     pairs = zip_longest(a[-3::-1], b[-3::-1], fillvalue=(1,))
-    batch = [common_blockdim([x for x in pair if x != (1,)]) or (1,) for pair in pairs]
+    batch = [_common([x for x in pair if x != (1,)]) for pair in pairs]
     rows, columns = ((1,) if len(x) == 1 else x[axis] for x, axis in ((a, -2), (b, -1)))
     return (*batch[::-1], rows, columns)
+
+
+def _common(longer: list[Blocks]) -> Blocks:
+    """Of the operands whose stack has more than one matrix along an axis, or none."""
+    if len({*longer}) > 1 and not any(map(sum, longer)):
+        return (0,)
+    common: Blocks = common_blockdim(longer) or (1,)
+    return common
 
 
 def _sizes(chunks: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Blocks, ...]:

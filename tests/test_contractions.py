@@ -408,6 +408,49 @@ def test_empty_chunks_beside_others_are_no_elements(name):
         np.testing.assert_array_equal(found.compute(), expected)
 
 
+NO_ELEMENTS = {
+    "rows": (((0, 0), (2, 3)), ((2, 3), (4,))),
+    "summed over": (((2, 3), (0, 0)), ((0, 0, 0), (4,))),
+    "a stack": (((0, 0), (2,), (3,)), ((0, 0, 0), (3,), (1, 1))),
+    "all": (((0, 0), (0, 0)), ((0,), (0, 0, 0))),
+}
+
+
+@pytest.mark.parametrize("name", NO_ELEMENTS)
+@pytest.mark.parametrize(
+    "subscripts", ["...ij,...jk->...ik", "...ij,...jk->k...i", "...ij,...jk->"]
+)
+def test_an_axis_of_no_elements_may_come_in_any_chunks(name, subscripts):
+    """As those of ``x[mask]`` where no element is taken, which `compute_chunk_sizes` gives."""
+    lazily = [da.zeros(tuple(map(sum, own)), chunks=own) for own in NO_ELEMENTS[name]]
+    arrays = [x.compute() for x in lazily]
+    subscripts += "" if subscripts[-1] != ">" or lazily[0].ndim == 2 else "..."
+    found, expected = multimm.einsum(subscripts, *lazily), np.einsum(subscripts, *arrays)
+    assert found.shape == expected.shape
+    np.testing.assert_array_equal(found.compute(), expected)
+    for chunks in ("auto", "operands", 2):
+        made = multimm.matmul(*lazily, chunks=chunks)
+        np.testing.assert_array_equal(made.compute(), np.matmul(*arrays))
+
+
+@pytest.mark.parametrize(
+    "subscripts", ["ii->i", "ii,ij->j", "ij,ij->i", "ij,ij->ij", "ij,kl,j->ikl"]
+)
+def test_no_elements_on_diagonals_and_beside_each_other(subscripts):
+    terms = subscripts.split("->")[0].split(",")
+    for rows in ((0, 0), (1, 0, 1, 0, 0)):
+        first = rows if subscripts == "ij,ij->i" else (0, 0)
+        cut = [(first, (0, 0)), ((sum(first),), (0, 0)), ((0, 0, 0, 0),)]
+        lazily = [
+            da.zeros(tuple(map(sum, cut[n][: len(x)])), chunks=cut[n][: len(x)])
+            for n, x in enumerate(terms)
+        ]
+        found = multimm.einsum(subscripts, *lazily)
+        expected = np.einsum(subscripts, *[x.compute() for x in lazily])
+        assert found.shape == expected.shape
+        np.testing.assert_array_equal(found.compute(), expected)
+
+
 HALF = np.dtype(ml_dtypes.bfloat16)
 
 

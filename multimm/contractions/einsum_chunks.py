@@ -86,7 +86,9 @@ def limited_chunks(
 def _finer(own: Blocks, parts: int) -> Blocks:
     """Each block in so many parts; in more where only so all but the last one are equal."""
     size = max(own)
-    parts = max(1, min(parts, size))
+    parts = min(parts, size)
+    if parts < 2:
+        return own
     if len(own) == 1:
         return regular(size, ceil(size / parts))
     even = next(n for n in range(parts, size + 1) if size % n == 0)
