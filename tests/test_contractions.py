@@ -408,6 +408,14 @@ def test_empty_chunks_beside_others_are_no_elements(name):
         np.testing.assert_array_equal(found.compute(), expected)
 
 
+def test_arrays_of_more_axes_than_letters_are_multiplied():
+    x = da.from_array(np.arange(4.0).reshape(2, *(1,) * 26, 2), chunks=1)
+    for axes in (0, 1):
+        found, expected = multimm.tensordot(x, x, axes), np.tensordot(*[x.compute()] * 2, axes)
+        assert found.ndim == 56 - 2 * axes
+        np.testing.assert_array_equal(found.compute(), expected)
+
+
 NO_ELEMENTS = {
     "rows": (((0, 0), (2, 3)), ((2, 3), (4,))),
     "summed over": (((2, 3), (0, 0)), ((0, 0, 0), (4,))),

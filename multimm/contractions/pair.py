@@ -82,14 +82,14 @@ def elementwise(terms: list[Term], out: Labels, dtype: np.dtype[Any] | None = No
     if "bfloat16" in (made.name, *(x.dtype.name for x in arrays)):  # einsum of NumPy has none
         sums = np.dtype("float32") if (dtype or own).name == "bfloat16" else dtype or own
         arrays = [x.astype(sums) for x in arrays]
-    subscripts = written([term.labels for term in terms], out)
     if len(terms) == 1 and {*terms[0].labels} == {*out}:
         # A view, of the operand's dtype whatever is asked for.
         arrays, sums = [x.astype(made) for x in arrays], None
-    if any(map(is_dask, arrays)):
-        labels = [term.labels for term in terms]
-        if len(terms) > 1 and {*out} >= {x for own in labels for x in own}:
-            return _spread([x.astype(sums or own) for x in arrays], labels, out, made)
+    labels, lazy = [term.labels for term in terms], any(map(is_dask, arrays))
+    if lazy and len(terms) > 1 and {*out} >= {x for own in labels for x in own}:
+        return _spread([x.astype(sums or own) for x in arrays], labels, out, made)
+    subscripts = written(labels, out)
+    if lazy:
         return da.einsum(subscripts, *arrays, dtype=sums).astype(made)  # Dask's sums are of 64 bits
     if any(map(on_gpu, arrays)):
         import cupy
