@@ -62,6 +62,12 @@ def test_blocks_are_flattened_and_taken_apart_again(data):
     np.testing.assert_array_equal(back.compute(scheduler="sync"), x)
 
 
+def test_a_sum_over_everything_is_rearranged():
+    """Its only block is a scalar of NumPy."""
+    flat = flattened(da.ones(3, chunks=2).sum(), (), [0], ())
+    np.testing.assert_array_equal(flat.compute(scheduler="sync"), [3.0])
+
+
 def halved(blocks):
     return tuple(part for n in blocks for part in (n // 2, n - n // 2) if part or not n)
 

@@ -79,7 +79,7 @@ class _Change(NamedTuple):
 @named
 def rearrange(block: Block, change: _Change) -> Block:
     """A view of a block, or a copy where there is none."""
-    block = plain(block)
+    block = plain(np.asarray(block) if isinstance(block, np.generic) else block)
     check_shape(block, change.planned)
     with stream_for(block):
         part = block if change.where is None else block[change.where]
