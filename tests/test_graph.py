@@ -61,19 +61,6 @@ def test_parts_of_k_are_added_in_a_tree(fan_in, sums, last):
     np.testing.assert_array_equal(c.compute(scheduler="sync"), np.full((20, 20), 60.0))
 
 
-def test_bits_do_not_depend_on_how_many_sums_are_added_at_once():
-    rng = np.random.default_rng(6)
-    x, y = (rng.standard_normal((40, 700), dtype="float32") for _ in range(2))
-    a, b = da.from_array(x, chunks=40), da.from_array(y.T, chunks=40)
-    plan = plan_of(a, b, blocks=40, slabs=50, p_k=7)
-    results = [
-        product_of(a, b, replace(plan, layout=replace(plan.layout, fan_in=fan_in))).compute()
-        for fan_in in (2, 4, 8)
-    ]
-    for other in results[1:]:
-        np.testing.assert_array_equal(results[0], other)
-
-
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("p_k", [1, 2])
 def test_streamed_operands_are_read_in_time_and_no_earlier(tmp_path, workers, p_k):

@@ -103,31 +103,6 @@ def test_stacks_are_right_wherever_their_blocks_lie(data, workers, broadcast):
         assert len(layout.result_owners(workers + 1)) == c.npartitions
 
 
-@given(
-    st.permutations(range(5)),
-    st.booleans(),
-    st.booleans(),
-    st.sampled_from([(7, 7), (20, 20), (4, 9)]),
-    st.sampled_from([1, 2, 3]),
-)
-def test_products_in_any_order_are_right(parts, trans_a, trans_b, cut, workers):
-    """Cut, joined or used as they are; stored either way."""
-    k, rng = (3, 6, 2, 5, 4), np.random.default_rng(0)
-    x = rng.integers(-8, 9, (12, 20)).astype("float32")
-    y = rng.integers(-8, 9, (20, 10)).astype("float32")
-    a, b = da.from_array(x, chunks=((5, 7), k)), da.from_array(y, chunks=(k, (6, 4)))
-    problem = Problem(*(MatrixSpec(v.shape, chunks=v.chunks) for v in (a, b)))
-    blocks, k_tiles = cut
-    fixed = Options(blocks=blocks, slabs=k_tiles)
-    layout = lay_out(problem, gpus(workers), Grid(1, 1, workers), fixed, k_parts=tuple(parts))
-    assert layout.spec("a").chunks[1] == tuple(k[i] for i in layout.k_order or range(5))
-    plan = replace(plan_matmul(problem, gpus(workers), options=fixed), layout=layout)
-    step = Step("float32", "float32", trans_a=trans_a, trans_b=trans_b)
-    stored = a.T if trans_a else a, b.T if trans_b else b
-    c = build(plan, *stored, None, step, np.empty((0, 0), "float32"))
-    np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
-
-
 @given(st.integers(0, 5), st.lists(st.integers(1, 4), min_size=2, max_size=4), st.booleans(),
        st.sampled_from([1, 2, 5]))  # fmt: skip
 def test_parts_of_any_length_are_right(seed, counts, symmetric, at_once):

@@ -335,12 +335,3 @@ def test_a_small_product_takes_no_longer_on_many_workers(workers):
     assert plan.memory_terms == two.memory_terms
     assert plan.received == two.received
     assert plan.bytes_bound == two.bytes_bound
-
-
-def test_fewer_workers_that_lack_memory_are_not_taken():
-    # Each of two would hold half of A and C, one GB, and sums on top.
-    small = replace(H200, memory_bytes=890_000_000, spills=False)
-    cluster = ClusterSpec((small,) * 8, NVLINK)
-    plan = plan_matmul(Problem(MEDIUM, MEDIUM, pack="float32"), cluster)
-    assert plan.grid.workers > 2
-    assert plan.check()

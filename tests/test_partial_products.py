@@ -72,7 +72,6 @@ def test_products_are_right_wherever_chunks_lie(rows, columns, data, workers, by
         np.testing.assert_array_equal(got.T if by_columns else got, 2 * (x @ y))
         assert len(result.__dask_graph__().layers[result.name]) == plan.tasks
         assert len(layout.result_owners(workers)) in (0, result.npartitions)
-        check_partial_products(layout.partial_products)
 
 
 class Counting(pickle.Pickler):
@@ -132,37 +131,6 @@ def test_references_are_read_as_they_were_and_take_what_dask_puts_in_their_place
     made = pickle.loads(pickle.dumps(wanted.substitute({"y": Task("y", max, TaskRef("z"), 7)})))
     assert made.dependencies == {("x", 0), "z"}
     assert made(values) == [1, 7]
-
-
-def check_partial_products(partial_products):
-    """Each chunk is multiplied once, by its worker, and goes from there to its place."""
-    at = np.array(partial_products.at).reshape(
-        len(partial_products.rows), len(partial_products.columns)
-    )
-    starts, found = np.cumsum([0, *partial_products.rows]), {}
-    for number, made in partial_products.made.items():
-        lines = []
-        for rows, k_tiles in made.groups:
-            lines += [line for i in rows for line in range(starts[i], starts[i + 1])]
-            for i, s in ((i, partial_products.k_tiles[s]) for i in rows for s in k_tiles):
-                assert at[i, s] == number % partial_products.workers
-                assert found.setdefault((i, s), number) == number
-        assert len(lines) == partial_products.lengths[number]
-        found[number] = lines
-    chunks = [key for key in found if isinstance(key, tuple)]
-    assert len(chunks) == np.count_nonzero(partial_products.rows) * np.count_nonzero(
-        partial_products.columns
-    )
-    begin = 0
-    for output_tile, height in enumerate(partial_products.heights):
-        whole = np.full(height, -1)
-        for run in partial_products.runs(output_tile):
-            for number, where in run.found:
-                for inside, to in run.goes_to:
-                    whole[to] = found[number][where][inside]
-                    np.testing.assert_array_equal(whole[to], begin + np.arange(to.start, to.stop))
-        assert -1 not in whole
-        begin += height
 
 
 # ------------------------------------------------------------------- on workers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
@@ -14,8 +13,7 @@ from hypothesis import strategies as st
 from multimm.display.units import human
 from multimm.errors import DTypeError, MemoryBudgetError, OptionError
 from multimm.planning.choice import plan_matmul
-from multimm.planning.cost import communication, counted_transfers, memory, time
-from multimm.planning.options import Options
+from multimm.planning.cost import communication, memory, time
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
 from multimm.planning.spec import (
@@ -29,7 +27,6 @@ from multimm.planning.spec import (
 )
 from multimm.planning.tiling.grid import (
     Grid,
-    even,
     merges,
     parts_of,
 )
@@ -50,17 +47,6 @@ def problem(m: int, k: int, n: int, rereadable: bool = False) -> Problem:
 def cpus(workers: int, memory: int = 2 * GB) -> ClusterSpec:
     device = DeviceSpec("cpu", "cpu", memory, 50.0, 20.0)
     return ClusterSpec.homogeneous(device, workers, LOCAL_TCP)
-
-
-def test_no_worker_is_asked_for_everything_in_one_step():
-    """In each step of an 8x8-block product on 4x4 workers, all 16 keep two of the 32 blocks."""
-    grid, sizes = Grid(4, 4, 1), even(80, 8)
-    layout = Schedule(problem(80, 80, 80), grid, (), sizes, sizes, sizes, band=2)
-    for k_tile in range(8):
-        asked = Counter(layout.tiles.owners("a", 0, i)[k_tile] for i in range(8))
-        assert max(asked.values()) == 1
-        asked.update(layout.tiles.owners("b", 0, j)[k_tile] for j in range(8))
-        assert max(asked.values()) <= 2
 
 
 def pairwise_sum(addends: list[str]) -> str:
@@ -145,78 +131,6 @@ def test_seconds_are_a_sum_of_named_terms():
     assert time.total_seconds(terms, "cpu") == pytest.approx(in_turn + hidden + around)
 
 
-#: m, k, n and matrices: what each shape is, and the arrangement of 2, 4 and 8 workers.
-TABLE = {
-    "square": ((65536, 65536, 65536, 1), {2: "2 x 1 x 1", 4: "2 x 2 x 1", 8: "4 x 2 x 1"}),
-    "small square": ((32768, 32768, 32768, 1), {4: "2 x 2 x 1", 8: "4 x 2 x 1"}),
-    "k long": ((8192, 2_097_152, 8192, 1), {2: "1 x 1 x 2", 4: "1 x 1 x 4", 8: "1 x 1 x 8"}),
-    "outer": ((131_072, 1024, 131_072, 1), {2: "2 x 1 x 1", 4: "2 x 2 x 1", 8: "4 x 2 x 1"}),
-    "m long": ((4_000_000, 2048, 2048, 1), {2: "2 x 1 x 1", 4: "4 x 1 x 1", 8: "8 x 1 x 1"}),
-    "n long": ((2048, 2048, 4_000_000, 1), {2: "1 x 2 x 1", 4: "1 x 4 x 1", 8: "1 x 8 x 1"}),
-    "A long": ((2048, 1_500_000, 16384, 1), {2: "1 x 1 x 2", 4: "1 x 1 x 4", 8: "1 x 1 x 8"}),
-    "stack": ((4096, 4096, 4096, 64), {2: "2 x 1 x 1", 4: "4 x 1 x 1", 8: "8 x 1 x 1"}),
-    "many small": ((512, 512, 512, 4096), {2: "2 x 1 x 1", 4: "4 x 1 x 1", 8: "8 x 1 x 1"}),
-    "tiny": ((300, 300, 300, 1), {2: "1 x 1 x 1", 4: "1 x 1 x 1", 8: "1 x 1 x 1"}),
-    "awkward": ((30011, 20011, 40009, 1), {2: "1 x 2 x 1", 4: "2 x 2 x 1", 8: "2 x 4 x 1"}),
-}
-
-
-@pytest.mark.parametrize("pack", ["", "float32"])
-@pytest.mark.parametrize(
-    ("name", "workers"), [(name, w) for name, (_, grids_of) in TABLE.items() for w in grids_of]
-)
-def test_the_arrangement_of_each_shape_and_its_traffic(name, workers, pack):
-    (m, k, n, matrices), grids_of = TABLE[name]
-    stack = (matrices,) if matrices > 1 else ()
-    wanted = Problem(MatrixSpec((*stack, m, k)), MatrixSpec((*stack, k, n)), pack=pack)
-    plan = plan_matmul(wanted, ClusterSpec.homogeneous(H200, workers))
-    assert str(plan.grid) == grids_of[workers]
-    assert plan.bytes_received <= 1.05 * plan.bytes_bound
-    assert plan.bytes_received <= 1.05 * communication.volume(wanted, plan.grid)
-    assert plan.peak_bytes <= plan.budget_bytes
-    # Nobody does much more than an even share, and what is not multiplying is little beside it.
-    if plan.strategy != "one task":
-        share = matrices * m * n * k / plan.grid.workers
-        assert plan.layout.work.most_summed * plan.layout.share_k <= 1.1 * share
-        # While one chain of a worker is multiplied, the next k-tile of another one is fetched.
-        assert plan.layout.work.count * plan.layout.parts >= 2 * workers
-
-
-def test_a_thousand_gpus_are_planned_on_a_laptop():
-    plan = plan_matmul(square(524288), ClusterSpec.homogeneous(H200, 1024))
-    assert plan.grid.workers == 1024
-    assert plan.flops == 2 * 524288**3
-    assert len(plan.received) == 1024
-    assert plan.check() is plan
-
-
-def test_the_same_count_block_by_block():
-    shape = problem(240, 480, 360)
-    for grid, per_node in ((Grid(4, 4, 1), 4), (Grid(4, 4, 1), 8), (Grid(2, 8, 1), 4)):
-        layout = Schedule(shape, grid, (), even(240, 16), even(360, 16), even(480, 16), band=16)
-        sent = [
-            (owner, user, size)
-            for kept, users in counted_transfers._count_operands(layout)
-            for (owner, size), user in product(kept.items(), users)
-            if user != owner
-        ]
-        total = sum(size for *_, size in sent)
-        far = sum(size for owner, user, size in sent if owner // per_node != user // per_node)
-        assert far / total == pytest.approx(
-            communication.share_between_nodes(shape, grid, per_node), abs=0.02
-        )
-
-
-def test_large_operands_that_can_be_read_again_are_streamed():
-    plan = plan_matmul(problem(4000, 140_000, 4000, rereadable=True), cpus(2))
-    assert plan.layout.stream
-    assert not plan.spill_terms
-    assert plan.check() is plan
-    fixed = plan_matmul(problem(4000, 140_000, 4000), cpus(2))
-    assert not fixed.layout.stream
-    assert sum(fixed.spill_terms.values()) > fixed.budget_bytes
-
-
 def test_check_names_the_worst_worker_the_figure_the_limit_and_what_fits():
     small = DeviceSpec("tiny", "cpu", 100_000_000, 50.0, 20.0, spills=False)
     cluster = ClusterSpec((CPU, small), LOCAL_TCP, ("tcp://a:1", "tcp://b:2"))
@@ -263,15 +177,6 @@ def test_long_doubles_have_no_blas(dtype):
         assert replace(square(8), accumulate=name).relative_cost > 100
 
 
-def test_fixed_blocks_k_tiles_and_parts_do_not_depend_on_the_workers():
-    options = Options(blocks=(1000, 700), slabs=900, p_k=3)
-    layouts = [
-        plan_matmul(square(5000), cpus(workers), options=options).layout
-        for workers in (1, 2, 3, 5, 8, 16)
-    ]
-    assert len({(x.m_blocks, x.n_blocks, x.k_tiles, x.part_of) for x in layouts}) == 1
-
-
 def test_specs_refuse_nonsense():
     with pytest.raises(OptionError, match="at least one worker"):
         ClusterSpec(())
@@ -279,30 +184,6 @@ def test_specs_refuse_nonsense():
         DeviceSpec("x", "tpu", 1, 1.0, 1.0)
     with pytest.raises(OptionError, match="addresses"):
         ClusterSpec((CPU,), NVLINK, ("a", "b"))
-
-
-@given(
-    st.integers(1, 400),
-    st.integers(1, 400),
-    st.integers(1, 400),
-    st.integers(1, 9),
-    st.integers(1, 40),
-    st.integers(1, 40),
-    st.none() | st.integers(1, 5),
-)
-def test_every_layout_covers_the_product(m, k, n, workers, blocks, k_tiles, p_k):
-    # So many of them at most, and any size: shapes of millions of tasks are refused.
-    edges = Options(blocks=-(-max(m, n) // blocks), slabs=-(-k // k_tiles), p_k=p_k)
-    plan = plan_matmul(problem(m, k, n), cpus(workers), options=edges)
-    layout = plan.layout
-    assert (sum(layout.m_blocks), sum(layout.n_blocks), sum(layout.k_tiles)) == (m, n, k)
-    assert layout.first_k_tile[0] == 0
-    assert layout.first_k_tile[-1] == len(layout.k_tiles)
-    assert list(layout.part_of) == sorted(layout.part_of)
-    sums = len(merges(layout.parts, 0, layout.fan_in))
-    assert plan.tasks == layout.work.count * (len(layout.k_tiles) + sums)
-    assert plan.seconds > 0
-    assert str(plan)
 
 
 def test_a_dtype_that_does_not_say_how_long_it_is():

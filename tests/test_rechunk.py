@@ -20,7 +20,6 @@ from multimm.graph.array import build
 from multimm.graph.label import Kind
 from multimm.graph.lowering.rechunk import cut_out, join
 from multimm.graph.tasks.multiply import Step
-from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
@@ -100,14 +99,6 @@ def test_a_block_that_is_not_what_its_chunks_say_is_an_error(workers, chunk):
     _, c = product(false, a, workers, blocks=20, slabs=60)
     with pytest.raises(ShapeError, match="its array's chunks say"):
         c.compute(scheduler="sync")
-
-
-def test_what_is_cut_out_has_memory_of_its_own():
-    x = integers((6, 6), 5)
-    cuts = ((slice(0, 2), slice(1, 4)), (slice(0, 2), slice(0, 3))), ((slice(5, 6),) * 2,) * 2
-    parts = cut_out(SubBlocks([x, x], cuts, (x.shape, x.shape), (9, 9)))
-    assert parts.base is None
-    np.testing.assert_array_equal(parts, [*x[:2, 1:4].ravel(), x[5, 5]])
 
 
 # C in any chunks --------------------------------------------------------------------

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from paper import gpus
 from small import integers
 
-from multimm.errors import ShapeError
 from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
 from multimm.graph.tasks.multiply import Step
 from multimm.graph.tasks.sub_blocks import SubBlocks
-from multimm.io import open_array
 from multimm.planning.candidates import owner_computes
 from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
@@ -118,13 +116,6 @@ def test_long_chunks_are_multiplied_as_they_come(
     np.testing.assert_array_equal(c.compute(scheduler="sync"), expected)
 
 
-def test_a_wrong_sub_block_is_named():
-    x = integers((8, 8), 8)
-    whole = SubBlocks([x], (((slice(0, 8),) * 2,) * 2,), ((9, 8),), (8, 8))
-    with pytest.raises(ShapeError, match=r"\(8, 8\).*\(9, 8\)"):
-        whole.copied()
-
-
 def test_a_block_within_another_is_no_copy():
     x = integers((8, 8), 8)
     cuts = (((slice(2, 4), slice(0, 8)), (slice(0, 2), slice(0, 8))),)
@@ -146,19 +137,3 @@ def test_every_element_is_cut_once_and_put_in_order(blocks, data):
         assert (found[to] == -1).all()
         found[to] = block[cut]
     np.testing.assert_array_equal(found, elements[start:stop])
-
-
-# ------------------------------------------------------------------- the plan
-
-
-def test_one_operand_in_sub_blocks_and_the_other_from_a_file(tmp_path):
-    x, y = integers((40, 40), 11), integers((40, 40), 12)
-    np.save(tmp_path / "x.npy", x)
-    a, b = open_array(tmp_path / "x.npy"), da.from_array(y, chunks=7)
-    specs = MatrixSpec(a.shape, chunks=a.chunks), spec_of(b)
-    problem = Problem(*specs, rereadable=(True, False))
-    plan = plan_matmul(problem, gpus(1), options=Options(blocks=20, slabs=20))
-    assert plan.layout.operands.cut_again == ("b",)
-    c = product(plan, a, b)
-    assert all(key[0] != a.name for key in dict(c.dask))
-    np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
