@@ -118,29 +118,8 @@ def test_what_is_no_rows_of_neighbours_is_left_to_cupy():
     assert Kernel.launches == []
 
 
-def test_both_ways_at_once():
-    """Some sub-blocks by the kernel and others by CuPy, each to its place."""
-    values = numbered((8, 6))
-    target = gpu(np.zeros((8, 6), "f4"))
-    halves = [laid_out(values[:4], "C"), laid_out(values[4:], "F")]
-    columns = slice(0, 6)
-    copy_all([
-        Move(half, (slice(0, 4), columns), target, (slice(4 * i, 4 * i + 4), columns))
-        for i, half in enumerate(halves)
-    ])  # fmt: skip
-    np.testing.assert_array_equal(np.asarray(target), values)
-    assert [args[0] for _, _, _, args in Kernel.launches] == [1]
-
-
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
 def test_nothing_is_launched_for_what_has_no_elements(shape):
     empty, target = np.zeros(shape, "f4").view(GPUArray), np.zeros(shape, "f4").view(GPUArray)
     copy_all([Move(empty, everything(empty), target, everything(target))])
     assert Kernel.launches == []
-
-
-def test_one_element_of_anything():
-    for values in (numbered((1, 1)), numbered((1, 1, 1), "c16"), numbered((3, 3))[1:2, 1:2]):
-        source, target = gpu(values), gpu(np.zeros_like(values))
-        copy_all([Move(source, everything(source), target, everything(target))])
-        np.testing.assert_array_equal(np.asarray(target), values)

@@ -181,7 +181,8 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("chunked", [False, True])
-def test_realistic_faults_are_found(typical, fault, chunked):
+def test_realistic_faults_are_found(typical, fault, chunked, monkeypatch):
+    monkeypatch.setattr(tasks, "STRIP", 100_000)  # a block is looked at in several strips
     a, b, c = typical
     wrong = fault(a, b, c)
     if chunked:
@@ -239,17 +240,6 @@ def test_complex_products_have_a_bound_of_their_own_at_tf32(k):
     wrong[33, 7] += np.complex64(1.5j * result.detects)
     assert result.detects < (abs(a) @ abs(b)).max() / 4
     assert not verify(a, b, wrong, precision="tf32")
-
-
-def test_float16_sums_are_not_float16_products():
-    a = b = np.ones((4096, 4096), np.float16)[:64]
-    b = b.T * np.float16(0.5)
-    assert verify(a, b, product(a, b))
-    total = np.zeros((64, 64), np.float16)
-    for i in range(4096):
-        total += a[:, i, None] * b[i]
-    assert total[0, 0] == 1024  # stuck: half a unit is rounded away
-    assert not verify(a, b, total)
 
 
 def test_detects_is_true_at_its_edge():
@@ -418,7 +408,8 @@ def test_what_alpha_and_c0_widen_after_the_product(name, added, alpha, beta, chu
     ],
 )
 @pytest.mark.parametrize("chunked", [False, True])
-def test_the_shapes_of_numpy_matmul(shape_a, shape_b, chunked):
+def test_the_shapes_of_numpy_matmul(shape_a, shape_b, chunked, monkeypatch):
+    monkeypatch.setattr(tasks, "STRIP", 100)
     rng = np.random.default_rng(11)
     a, b = rng.normal(size=shape_a), rng.normal(size=shape_b)
     c = np.asarray(a @ b)
@@ -519,29 +510,6 @@ def test_no_task_sees_more_than_one_block_and_only_rows_of_numbers_are_added():
     assert max(largest) <= max(80 * 80 * 8, 640 * 25 * 8)
 
 
-@pytest.mark.parametrize("shape", [(100, 60), (3, 50, 60), (7, 900)])
-@pytest.mark.parametrize("name", ["float32", "complex64", "int16"])
-def test_strips_of_a_block_say_what_all_of_it_does(monkeypatch, shape, name):
-    rng = np.random.default_rng(31)
-    a, b = draw(rng, shape, name), draw(rng, (shape[-1], 30), name)
-    if name != "int16":
-        a[..., 5, 7] = np.nan
-    rule = prepare(a, b, a @ b, None, (False, False), (1, 0), 6).rule
-    vectors = rng.integers(0, 2, (30, 6), np.int8)
-    sketch = tasks.sketch_rows(b, vectors, rule)[:, 0]
-    cases = [
-        (tasks.sketch_rows, b, vectors),
-        (tasks.product_rows, a, sketch),
-        (tasks.exact_rows, a, b),
-    ]
-    whole = [task(block, other, rule) for task, block, other in cases]
-    monkeypatch.setattr(tasks, "STRIP", 1300)
-    for (task, block, other), expected in zip(cases, whole, strict=True):
-        found = task(block, other, rule)
-        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
@@ -580,12 +548,6 @@ def test_bad_input_is_refused_in_one_line(change, error, message):
     with pytest.raises(error, match=message) as caught:
         verify(*operands, **arguments)
     assert "\n" not in str(caught.value)
-
-
-def test_unknown_chunk_sizes_are_refused():
-    a = da.ones((6, 6), chunks=3)
-    with pytest.raises(ShapeError, match="compute_chunk_sizes"):
-        verify(a[a[:, 0] > 0], a, np.ones((6, 6)))
 
 
 LIES = {

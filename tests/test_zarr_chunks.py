@@ -94,15 +94,6 @@ def test_other_chunks_are_left_to_zarr(tmp_path, monkeypatch, kind):
     assert found == []
 
 
-def test_metadata_files_say_it_whatever_zarrs_objects_are(tmp_path):
-    for kind, more in {**OURS, **ZARRS}.items():
-        array, _ = stored(tmp_path / f"{kind}.zarr", more)
-        matrix = zarr_files.inspect(locate(str(tmp_path / f"{kind}.zarr"), None))
-        array = SimpleNamespace(chunks=array.chunks, dtype=array.dtype)
-        found = WholeChunks.of(matrix, matrix.path, array)
-        assert (found is not None) == (kind in OURS)
-
-
 REGULAR = {"name": "regular", "configuration": {"chunk_shape": [2, 3]}}
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 VERSION_3 = {"zarr_format": 3, "data_type": "int16", "chunk_grid": REGULAR, "codecs": [LITTLE]}
