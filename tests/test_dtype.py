@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from clusters import counting, received, scattered
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import multimm
@@ -17,7 +17,6 @@ from multimm import integer_sums, products
 from multimm.errors import DTypeError, IntegerOverflowWarning, OptionError
 from multimm.gpu.integers import float_blas
 from multimm.gpu.integers.bounds import magnitude, sums_fit
-from multimm.gpu.integers.gemm import format_of
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 
 NARROW = ("bool", "int8", "uint8", "int16", "uint16")
@@ -49,19 +48,6 @@ def exact(a, b, dtype="float64"):
 def same(found, expected):
     assert found.dtype == expected.dtype
     np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.parametrize("dtype", ASKED)
-@pytest.mark.parametrize("a", NARROW)
-@pytest.mark.parametrize("b", NARROW)
-def test_products_of_narrow_integers_are_exact(a, b, dtype):
-    rng = np.random.default_rng(3)
-    x, y = numbers(rng, (7, 2100), a), numbers(rng, (2100, 5), b)
-    wanted = exact(x, y, dtype)
-    same(multimm.matmul(x, y, dtype=dtype), wanted)
-    lazy = multimm.matmul(da.from_array(x, chunks=(4, 700)), y, dtype=dtype)
-    assert lazy.dtype == lazy._meta.dtype == np.dtype(dtype)
-    same(lazy.compute(), wanted)
 
 
 @settings(max_examples=60, deadline=None)
@@ -98,16 +84,6 @@ def test_sums_beyond_2_24_and_2_31(a, b, k):
         assert (multimm.matmul(x, y, dtype=dtype) == whole).all()
     same(multimm.matmul(x, y, dtype="float32"), np.full((3, 2), whole, "f8").astype("f4"))
     same(multimm.matmul(x, y, dtype="int32"), np.full((3, 2), whole, "i8").astype("i4"))
-
-
-@pytest.mark.parametrize("dtype", ["int64", "float32", "float64"])
-def test_sums_beyond_2_31_in_chunks(dtype):
-    """131072 products of -128 and -128 are 2^31: one more than int32 holds."""
-    k = 2**17 + 3
-    x, y = np.full((2, k), -128, "i1"), np.full((k, 2), -128, "i1")
-    lazy = multimm.matmul(da.from_array(x, chunks=(2, 40000)), da.from_array(y, chunks=(50000, 2)),
-                          dtype=dtype)  # fmt: skip
-    same(lazy.compute(), np.full((2, 2), k * 2**14, "f8").astype(dtype))
 
 
 def test_rounding_is_that_of_the_result_alone():
@@ -299,14 +275,6 @@ def test_plans_of_cpu_workers_know_that_blas_multiplies():
     assert "exact modulo 2^64, " in str(plans["int8"])
 
 
-def test_formats_by_dtype():
-    int8, int16, bool_ = map(np.dtype, ("int8", "int16", "bool"))
-    assert format_of(int8, int8, 9000, int8, True) == "tf32"
-    assert format_of(int8, int16, 9000, int8, True) == "float64"
-    assert format_of(bool_, bool_, 9000, bool_, True) == ""
-    assert format_of(int8, np.dtype("int32"), 9000, np.dtype("int32"), True) == ""
-
-
 @given(st.integers(0, 2**40), st.integers(0, 2**40), st.integers(1, 10**6))
 def test_stretches_are_exact(most_a, most_b, k):
     cut = float_blas.stretches(most_a, most_b, k)
@@ -378,20 +346,6 @@ def test_verify_with_scalars_and_c0():
 def client():
     with counting(2) as client:
         yield client
-
-
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    st.sampled_from(NARROW), st.sampled_from(NARROW), st.sampled_from(ASKED),
-    st.tuples(*[st.integers(1, 60)] * 2), st.integers(1, 3000), st.booleans(), st.integers(0, 9),
-)  # fmt: skip
-def test_any_dtypes_on_workers(client, a, b, dtype, sides, k, extreme, seed):
-    rng = np.random.default_rng(seed)
-    m, n = sides
-    x, y = numbers(rng, (m, k), a, extreme), numbers(rng, (k, n), b, extreme)
-    lazy = [da.from_array(z, chunks=[max(1, s // 2) for s in z.shape]) for z in (x, y)]
-    found = multimm.matmul(*lazy, dtype=dtype, p_k=2 if k > 1 else 1)
-    same(found.compute(), (x.astype("i8") @ y.astype("i8")).astype(dtype))
 
 
 def test_a_byte_an_element_travels(client):
