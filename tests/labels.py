@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multimm.graph.block_task import LabelledTask
+from multimm.graph.block_task import BlockTask, LabelledTask
 
 
 def tasks_of(array, kind=None, matrix=""):
@@ -14,3 +14,9 @@ def tasks_of(array, kind=None, matrix=""):
         and kind in (None, task.label.kind)
         and matrix in ("", task.label.matrix)
     }
+
+
+def block_tasks(array):
+    """Those that make its blocks, by key."""
+    tasks = dict(array.__dask_graph__()).items()
+    return {key: task for key, task in tasks if isinstance(task, BlockTask)}

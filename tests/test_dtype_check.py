@@ -8,11 +8,11 @@ import dask.array as da
 import ml_dtypes
 import numpy as np
 import pytest
+from by_plan import by_plan
+from labels import block_tasks
 
 from multimm.errors import ArrayTypeError, DTypeError
 from multimm.failures import told
-from multimm.graph.array import build
-from multimm.graph.block_task import BlockTask
 from multimm.graph.lowering.rechunk import cut_out, join
 from multimm.graph.lowering.symmetric import link_diagonal, link_symmetric
 from multimm.graph.tasks import multiply
@@ -70,7 +70,7 @@ def product(role, own, chunks, workers, dtype="float32", symmetric=False, p_k=1)
     problem = Problem(of_a, of_a, dtype, dtype, c=of_c, symmetric=symmetric)
     cluster, fixed = ClusterSpec.homogeneous(H200, workers), Options(BLOCK, BLOCK, p_k)
     plan = plan_matmul(problem, cluster, options=fixed)
-    return build(plan, a, b, c, step, np.empty((0, 0), dtype))
+    return by_plan(plan, a, b, c, step)
 
 
 #: By name: chunks, workers, and the rest of `product`.
@@ -154,7 +154,7 @@ def test_the_ways_lead_through_all_tasks():
     for chunks, workers, more in WAYS.values():
         for symmetric in (False, True):
             lazy = product("a", fine(chunks), chunks, workers, symmetric=symmetric, **more)
-            made = (task for task in dict(lazy.dask).values() if isinstance(task, BlockTask))
+            made = block_tasks(lazy).values()
             verbs = (x for task in made for x in (task.func, task.kwargs.get("verb", task.func)))
             seen |= {verb.__name__ for verb in verbs}
     plain = {multiply.multiply, link_symmetric, link_diagonal, multiply.add, cut_out, join}

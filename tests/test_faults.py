@@ -14,6 +14,7 @@ from dataclasses import replace
 import dask.array as da
 import numpy as np
 import pytest
+from by_plan import by_plan
 from clusters import in_threads
 from distributed import Client, LocalCluster
 from distributed.comm.core import CommClosedError
@@ -21,7 +22,6 @@ from distributed.worker_state_machine import AcquireReplicasEvent
 from killing import Killer, Record, forget, workers
 
 import multimm
-from multimm.graph.array import build
 from multimm.graph.label import Kind
 from multimm.graph.scheduler import plugin as scheduler_plugin
 from multimm.graph.scheduler.install import install
@@ -105,7 +105,7 @@ def test_a_worker_killed_while_partial_products_of_c_are_made(columns):
         install(client)
         killer = Killer(cluster, client, [2], only=lambda x: x.kind is Kind.PARTIAL)
         step = multiply.Step("int64", "int64")
-        c = client.compute(build(plan, a, b, None, step, np.empty((0, 0), "int64")))
+        c = client.compute(by_plan(plan, a, b, step=step))
         wanted = a.compute(scheduler="threads") @ b.compute(scheduler="threads")
         np.testing.assert_array_equal(c.result(timeout=120), wanted)
         killer.thread.join()
@@ -254,7 +254,7 @@ def test_survivors_of_a_streamed_product_add_up_nothing_again(tmp_path, monkeypa
     spec = ClusterSpec.homogeneous(DeviceSpec("cpu", "cpu", 400_000, 50.0, 20.0), 4, LOCAL_TCP)
     plan = plan_matmul(problem, spec, options=Options(blocks=50, slabs=25, p_k=1))
     assert plan.layout.stream
-    product = build(plan, a, b, None, multiply.Step("float32", "float32"), np.empty((0, 0), "f4"))
+    product = by_plan(plan, a, b)
     with in_threads(4, memory_limit=0) as cluster, Client(cluster) as client:
         install(client)
         record = Record(cluster.scheduler)

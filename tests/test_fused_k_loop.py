@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from clusters import in_threads, scattered
 from distributed import Client, wait
+from labels import block_tasks
 
 import multimm
 from multimm.cluster.inspect.cluster_spec import listed
-from multimm.graph.block_task import BlockTask
 
 K_TILES, LENGTH, SIDE = 8, 30, 24
 
@@ -22,8 +22,7 @@ def client(request):
 
 
 def products(array):
-    ours = [task for task in dict(array.dask).values() if isinstance(task, BlockTask)]
-    return [task for task in ours if "before" in task.kwargs]
+    return [task for task in block_tasks(array).values() if "before" in task.kwargs]
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

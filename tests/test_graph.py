@@ -7,17 +7,15 @@ from dataclasses import replace
 import dask.array as da
 import numpy as np
 import pytest
+from by_plan import by_plan
 from dask.callbacks import Callback
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from labels import tasks_of
+from labels import block_tasks, tasks_of
 from paper import cpus, gpus
 from small import integers
 
-from multimm.graph.array import build
-from multimm.graph.block_task import BlockTask
 from multimm.graph.label import Kind
-from multimm.graph.tasks.multiply import Step
 from multimm.io import open_array
 from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
@@ -25,22 +23,11 @@ from multimm.planning.problem import Problem
 from multimm.planning.schedule import WINDOW
 from multimm.planning.spec import MatrixSpec
 
-FLOAT = Step("float32", "float32")
-
 
 def plan_of(a, b, workers=1, memory=10**9, rereadable=False, **options):
     specs = [MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize, x.chunks) for x in (a, b)]
     problem = Problem(*specs, rereadable=(rereadable, rereadable))
     return plan_matmul(problem, cpus(workers, memory), options=Options(**options))
-
-
-def product_of(a, b, plan):
-    ndim = max(a.ndim, b.ndim)
-    return build(plan, a, b, None, FLOAT, np.empty((0,) * ndim, "float32"))
-
-
-def block_tasks(array):
-    return {k: t for k, t in dict(array.dask).items() if isinstance(t, BlockTask)}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +38,7 @@ def test_parts_of_k_are_added_in_a_tree(fan_in, sums, last):
     a = b = da.ones((20, 60), chunks=(20, 10), dtype="float32")
     plan = plan_of(a, b.T, blocks=20, slabs=10, p_k=5)
     plan = replace(plan, layout=replace(plan.layout, fan_in=fan_in))
-    c = product_of(a, b.T, plan)
+    c = by_plan(plan, a, b.T)
     tasks = block_tasks(c)
     added = {task.label.parts: task for task in tasks_of(c, Kind.ADD).values()}
     assert sorted(added) == sums
@@ -73,7 +60,7 @@ def test_streamed_operands_are_read_in_time_and_no_earlier(tmp_path, workers, p_
     layout = plan.layout
     assert layout.stream
     assert plan.peak_bytes <= plan.budget_bytes
-    c = product_of(a, b, plan)
+    c = by_plan(plan, a, b)
     tasks = block_tasks(c)
     assert len(tasks) == plan.tasks
     steps = layout.steps
@@ -127,7 +114,7 @@ def test_streaming_holds_a_few_k_tiles_only(tmp_path):
     a, b = (open_array(tmp_path / f"{name}.npy") for name in "xy")
     plan = plan_of(a, b, 1, 2_500_000, rereadable=True, blocks=50, slabs=100)
     assert plan.layout.stream
-    c = product_of(a, b, plan)
+    c = by_plan(plan, a, b)
     with Live(tasks_of(c, Kind.READ)) as live:
         result = c.compute(scheduler="sync")
     np.testing.assert_array_equal(result, x @ y)
@@ -149,7 +136,7 @@ def test_any_layout_gives_the_product(size, block, k_tile, chunk, p_k, workers):
     x, y = integers((m, k)), integers((k, n), 1)
     a, b = da.from_array(x, chunks=chunk), da.from_array(y, chunks=chunk)
     plan = plan_of(a, b, workers, blocks=block, slabs=k_tile, p_k=p_k)
-    result = product_of(a, b, plan).compute(scheduler="sync")
+    result = by_plan(plan, a, b).compute(scheduler="sync")
     np.testing.assert_array_equal(result, x @ y)
     assert result.shape == (m, n)
 
@@ -161,7 +148,7 @@ def test_bits_do_not_depend_on_the_number_of_workers():
     results = []
     for workers in (1, 2, 3, 6, 16):
         plan = plan_of(a, b, workers, blocks=(60, 70), slabs=45, p_k=3)
-        results.append(product_of(a, b, plan).compute(scheduler="threads"))
+        results.append(by_plan(plan, a, b).compute(scheduler="threads"))
     for other in results[1:]:
         np.testing.assert_array_equal(results[0], other)
 
@@ -175,7 +162,7 @@ def test_each_block_is_packed_once_and_at_owner():
     options = Options(blocks=1024, slabs=256)
     plan = plan_matmul(Problem(*specs, pack="float32"), gpus(2), options=options)
     assert plan.layout.operands.packed
-    c = product_of(a, b, plan)
+    c = by_plan(plan, a, b)
     made = block_tasks(c)
     packs = tasks_of(c, Kind.PACK)
     assert len(packs) == 2 * 2 + 3 * 2

@@ -9,6 +9,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from by_plan import by_plan
 from clusters import counting_client, scattered
 from dask.graph_manipulation import bind, checkpoint, clone, wait_on
 from labels import tasks_of
@@ -16,12 +17,10 @@ from linked import plan_for
 from small import integers
 
 import multimm
-from multimm.graph.array import build
 from multimm.graph.block_task import BlockTask
 from multimm.graph.data_location import owners_of
 from multimm.graph.label import Kind
 from multimm.graph.lowering.host_downloads import below_download
-from multimm.graph.tasks.multiply import Step
 from multimm.io import Output, open_array
 from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
@@ -51,7 +50,7 @@ def streamed(folder, workers=4):
     spec = ClusterSpec.homogeneous(memory, workers, LOCAL_TCP)
     plan = plan_matmul(problem, spec, options=Options(blocks=20, slabs=8, p_k=1))
     assert plan.layout.stream
-    product = build(plan, a, b, None, Step("float32", "float32"), np.empty((0, 0), "f4"))
+    product = by_plan(plan, a, b)
     assert tasks_of(product, Kind.WAIT)
     return product
 

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import dask.array as da
 import numpy as np
+from by_plan import by_plan
 from hypothesis import given
 from hypothesis import strategies as st
 from paper import cpus, gpus
 
-from multimm.graph.array import build
-from multimm.graph.tasks.multiply import Step
 from multimm.planning.blocking import lay_out
 from multimm.planning.candidates.in_place import parts_in_place, stacks_in_place
 from multimm.planning.choice import plan_matmul
@@ -96,7 +95,7 @@ def test_stacks_are_right_wherever_their_blocks_lie(data, workers, broadcast):
     assert layouts
     for layout in layouts:
         plan = replace(plan_matmul(problem, cluster), layout=layout)
-        c = build(plan, a, b, None, Step("float32", "float32"), np.empty((0, 0, 0), "float32"))
+        c = by_plan(plan, a, b)
         np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
         assert plan.bytes_received == sum(received(layout, workers + 1).values())
         assert len(c.dask.layers[c.name]) == plan.tasks
@@ -127,7 +126,5 @@ def test_parts_of_any_length_are_right(seed, counts, symmetric, at_once):
     assert layout.steps == max(counts)
     assert layout.share_k == max(map(sum, own))
     plan = replace(plan_matmul(problem, gpus(workers)), layout=layout)
-    c = build(
-        plan, a, a.T if symmetric else b, None, Step("float32", "float32"), np.empty((0, 0), "f4")
-    )
+    c = by_plan(plan, a, a.T if symmetric else b)
     np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)

@@ -11,21 +11,20 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from by_plan import FLOAT, by_plan, spec_of
 from clusters import in_threads
 from distributed import Client, wait
 from distributed.diagnostics.plugin import WorkerPlugin
+from labels import block_tasks
 from paper import cpus
 from small import integers
 
 import multimm
-from multimm.graph.array import build
-from multimm.graph.block_task import BlockTask
 from multimm.graph.data_location import block_keys, where_blocks_lie
 from multimm.graph.lowering import symmetric
 from multimm.graph.lowering.rechunk import cut_out
 from multimm.graph.scheduler.plugin import BlockPlacement
 from multimm.graph.tasks import multiply
-from multimm.graph.tasks.multiply import Step
 from multimm.io import open_array
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost.memory import IN_FLIGHT, download_limit
@@ -109,9 +108,8 @@ def client():
 
 def compute(a, b, step, problem, memory, added=None, **options):
     plan = plan_matmul(problem, cpus(4, memory), options=Options(**options))
-    c = build(plan, a, b, added, step, np.empty((0, 0), "float32"))
-    ours = [task for task in dict(c.dask).values() if isinstance(task, BlockTask)]
-    assert sum(task.func is not cut_out for task in ours) == plan.tasks
+    c = by_plan(plan, a, b, added, step)
+    assert sum(task.func is not cut_out for task in block_tasks(c).values()) == plan.tasks
     Ledger.clear()
     done = c.persist()
     wait(done)
@@ -131,7 +129,7 @@ def assert_as_planned(plan):
     assert Ledger.most("all") <= sum(stay.values()) + sum(spill.values()) + UNHEARD
 
 
-PLAIN, SYMMETRIC = Step("float32", "float32"), Step("float32", "float32", trans_b=True)
+SYMMETRIC = replace(FLOAT, trans_b=True)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -139,12 +137,12 @@ PLAIN, SYMMETRIC = Step("float32", "float32"), Step("float32", "float32", trans_
 @pytest.mark.parametrize("memory", [10**9, 600_000])
 def test_workers_hold_no_more_than_planned(client, symmetric, p_k, memory):
     a, b = operand((600, 400), "left"), operand((400, 600), "right")
-    problem = Problem(*(MatrixSpec(x.shape, chunks=x.chunks) for x in (a, a.T if symmetric else b)),
+    problem = Problem(*(spec_of(x) for x in (a, a.T if symmetric else b)),
                       symmetric=symmetric)  # fmt: skip
     plan, c = compute(
         a,
         a if symmetric else b,
-        SYMMETRIC if symmetric else PLAIN,
+        SYMMETRIC if symmetric else FLOAT,
         problem,
         memory,
         blocks=50,
@@ -173,9 +171,9 @@ def test_what_is_added_is_planned_for(client, chunk, known, p_k):
         spec = replace(
             spec, owners=in_place(client, added, sorted(client.cluster.scheduler.workers))
         )
-    problem = Problem(*(MatrixSpec(x.shape, chunks=x.chunks) for x in (a, b)), c=spec)
+    problem = Problem(*(spec_of(x) for x in (a, b)), c=spec)
     fixed = {"blocks": 50, "slabs": 50, "p_k": p_k}
-    plan, c = compute(a, b, replace(PLAIN, beta=1), problem, 10**9, added, **fixed)
+    plan, c = compute(a, b, replace(FLOAT, beta=1), problem, 10**9, added, **fixed)
     assert_as_planned(plan)
     most = plan.memory_terms["C in use"]
     most += sum(plan.spill_terms.get(f"C {at}", 0) for at in ("as it comes", "on its way"))
@@ -193,7 +191,7 @@ def test_streamed_operands_are_alive_for_a_few_k_tiles(client, tmp_path, symmetr
     a, b = (open_array(tmp_path / f"{name}.npy") for name in "xy")
     specs = MatrixSpec(x.shape), MatrixSpec(y.shape)
     problem = Problem(*specs, rereadable=(True, True), symmetric=symmetric)
-    step = SYMMETRIC if symmetric else PLAIN
+    step = SYMMETRIC if symmetric else FLOAT
     plan, c = compute(a, a if symmetric else b, step, problem, 1_500_000, blocks=50, slabs=50)
     assert plan.layout.stream
     assert plan.peak_bytes <= plan.budget_bytes
@@ -214,7 +212,7 @@ def test_blocks_that_are_fetched_are_let_go_k_tile_by_k_tile(client):
     """Operands lie where they were made; what a worker holds beyond its own is a few k-tiles."""
     a, b = (
         operand(shape, name).persist()
-        for shape, name in (((400, 1600), "left"), ((1600, 400), "right"))
+        for shape, name in (((400, 800), "left"), ((800, 400), "right"))
     )
     wait([a, b])
     ranks = sorted(client.cluster.scheduler.workers)
@@ -222,10 +220,10 @@ def test_blocks_that_are_fetched_are_let_go_k_tile_by_k_tile(client):
         MatrixSpec(x.shape, chunks=x.chunks, owners=in_place(client, x, ranks)) for x in (a, b)
     ]
     problem = Problem(*specs)
-    plan, c = compute(a, b, PLAIN, problem, 10**9, blocks=50, slabs=50)
+    plan, c = compute(a, b, FLOAT, problem, 10**9, blocks=50, slabs=50)
     flight = sum(size for name, size in plan.memory_terms.items() if name.endswith("in flight"))
     assert 0 < Ledger.most("operands") <= flight + UNHEARD
-    np.testing.assert_array_equal(c.compute(), np.full((400, 400), 6400.0))
+    np.testing.assert_array_equal(c.compute(), np.full((400, 400), 3200.0))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

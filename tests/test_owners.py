@@ -9,6 +9,7 @@ from dataclasses import replace
 import dask.array as da
 import numpy as np
 import pytest
+from by_plan import by_plan, spec_of
 from clusters import counting_client, in_threads, received, scattered, soon
 from distributed import Client, Event, futures_of, wait
 from paper import cpus
@@ -19,10 +20,8 @@ from multimm.cluster.inspect import cluster_spec
 from multimm.cluster.inspect.cluster_spec import listed, listed_with
 from multimm.cluster.plugins.transfer_counter import received_bytes
 from multimm.errors import ShapeError
-from multimm.graph.array import build
 from multimm.graph.data_location import owners_of
 from multimm.graph.scheduler.install import install
-from multimm.graph.tasks.multiply import Step
 from multimm.planning.blocking import lay_out
 from multimm.planning.candidates.rank_map import renumbered
 from multimm.planning.choice import plan_matmul
@@ -278,10 +277,6 @@ def planned(grid, a, b):
     return MatmulPlan(layout, cpus(4), "float32", "by hand", "")
 
 
-def product(plan, a, b):
-    return build(plan, a, b, None, Step("float32", "float32"), np.empty((0, 0), "float32"))
-
-
 def tall_and_wide():
     x, y = integers((96, 48), 1), integers((48, 96), 2)
     return x, y, da.from_array(x, chunks=(24, 48)), da.from_array(y, chunks=(48, 24))
@@ -292,11 +287,11 @@ def tall_and_wide():
 def test_some_of_the_workers_compute_it_and_fetch_what_is_planned(client, grid, owners):
     x, y, _, b = tall_and_wide()
     a = scattered(client, x, 24, owners)
-    spec_a, spec_b = (MatrixSpec(z.shape, chunks=z.chunks) for z in (a, b))
+    spec_a, spec_b = (spec_of(z) for z in (a, b))
     plan = planned(grid, replace(spec_a, owners=owners), spec_b)
     assert plan.layout.operands.in_place == {"a": owners}
     ranks = sorted(listed(client))
-    c = product(plan, a, b)
+    c = by_plan(plan, a, b)
     done, moved = received(client, c)
     assert {ranks.index(at) for at, size in received_bytes(client).items() if size} == set(
         plan.received
@@ -310,12 +305,12 @@ def test_some_of_the_workers_compute_it_and_fetch_what_is_planned(client, grid, 
 @pytest.mark.parametrize("there", [2, 3, 5])
 def test_as_many_as_it_needs_do_it_when_others_came_or_went(there):
     x, y, a, b = tall_and_wide()
-    plan = planned(Grid(2, 1, 1), *(MatrixSpec(z.shape, chunks=z.chunks) for z in (a, b)))
+    plan = planned(Grid(2, 1, 1), *(spec_of(z) for z in (a, b)))
     assert plan.cluster.workers == 4
     with in_threads(there) as cluster, Client(cluster) as client, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it was planned for four
         install(client)
-        done = client.persist(product(plan, a, b))
+        done = client.persist(by_plan(plan, a, b))
         wait(done)
         assert set(held(client, done)) == {0, 1}
         np.testing.assert_array_equal(done.compute(), x @ y)

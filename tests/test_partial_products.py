@@ -10,6 +10,7 @@ from dataclasses import replace
 import dask.array as da
 import numpy as np
 import pytest
+from by_plan import by_plan, spec_of
 from clusters import counting_client, scattered
 from dask._task_spec import Task, TaskRef
 from distributed import wait
@@ -20,7 +21,6 @@ from small import integers
 
 import multimm
 from multimm.errors import ArrayTypeError, ShapeError
-from multimm.graph.array import build
 from multimm.graph.lowering import owner_computes
 from multimm.graph.task_refs import refs
 from multimm.graph.tasks.multiply import Step
@@ -55,7 +55,7 @@ def test_products_are_right_wherever_chunks_lie(rows, columns, data, workers, by
     cut = data.draw(st.integers(1, sum(columns)))
     a, b = da.from_array(x, chunks=(tuple(rows), tuple(columns))), da.from_array(y, (cut, 2))
     owners = tuple(owners[: a.npartitions])
-    large, small = (MatrixSpec(z.shape, chunks=z.chunks) for z in (a, b))
+    large, small = (spec_of(z) for z in (a, b))
     large = replace(large, owners=owners)
     problem = Problem(small.T, large.T) if by_columns else Problem(large, small)
     operands = (b.T, a.T) if by_columns else (a, b)
@@ -67,7 +67,7 @@ def test_products_are_right_wherever_chunks_lie(rows, columns, data, workers, by
         layout = replace(found, partial_products=own)
         plan = replace(plan_matmul(problem, gpus(workers)), layout=layout)
         assert plan.bytes_received == sum(counted_transfers.received(layout, workers).values())
-        result = build(plan, *stored, None, step, np.empty((0, 0), "float32"))
+        result = by_plan(plan, *stored, step=step)
         got = result.compute(scheduler="sync")
         np.testing.assert_array_equal(got.T if by_columns else got, 2 * (x @ y))
         assert len(result.__dask_graph__().layers[result.name]) == plan.tasks
@@ -102,7 +102,7 @@ def test_a_task_of_twice_as_many_chunks_has_no_more_objects(by_columns):
         plan = plan_matmul(Problem(*specs, pack="tf32"), gpus(), precision="tf32")
         arrays = [da.zeros(spec.shape, chunks=spec.chunks, dtype="float32") for spec in specs]
         step = Step("float32", "float32", precision="tf32")
-        c = build(plan, *arrays, None, step, np.empty((0, 0), "float32"))
+        c = by_plan(plan, *arrays, step=step)
         tasks = [
             t
             for t in dict(c.dask).values()
@@ -163,7 +163,7 @@ def test_partial_products_are_added_before_they_are_rounded(dtype, alpha):
     for layout in layouts:
         plan = replace(plan_matmul(problem, gpus(3)), layout=layout)
         step = Step(wide, dtype, alpha=alpha)
-        c = build(plan, a, b, None, step, np.empty((0, 0), dtype)).compute(scheduler="sync")
+        c = by_plan(plan, a, b, step=step).compute(scheduler="sync")
         assert c.dtype == dtype
         np.testing.assert_array_equal(c, precise.astype(dtype))
 

@@ -18,7 +18,7 @@ from clusters import in_threads, soon
 from distributed import Client, futures_of, get_client, get_worker, secede
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
-from labels import tasks_of
+from labels import block_tasks, tasks_of
 
 import multimm
 from multimm.cluster.inspect.cluster_spec import listed
@@ -194,7 +194,7 @@ def test_priorities_go_k_tile_by_k_tile(client, recorder):
     (x, a), (y, b) = matrix(7), matrix(8)
     c = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK)
     np.testing.assert_array_equal(c.compute(), x @ y)
-    tasks = {key: task for key, task in dict(c.dask).items() if isinstance(task, BlockTask)}
+    tasks = block_tasks(c)
     by_priority = sorted(tasks, key=lambda key: recorder.priority[key])
     steps = [tasks[key].place.order for key in by_priority]
     assert steps == sorted(steps)

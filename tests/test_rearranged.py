@@ -15,13 +15,13 @@ from dask.graph_manipulation import bind, clone
 from distributed import Client, wait
 from hypothesis import given
 from hypothesis import strategies as st
+from labels import block_tasks
 
 import multimm
 from multimm import products
 from multimm.cluster.inspect import cluster_spec
 from multimm.cluster.inspect.cluster_spec import listed
 from multimm.errors import ShapeError
-from multimm.graph.block_task import BlockTask
 from multimm.graph.data_location import ProductLayer, owners_of
 from multimm.graph.lazy_views import permuted
 from multimm.graph.rearranged import flattened, grouped_chunks, split
@@ -172,11 +172,11 @@ def of_three(client, owners, columns):
 @pytest.mark.parametrize("owners", [(0, 1, 2, 3), (2, 3, 1, 0)])
 def test_a_task_makes_the_block_of_a_step_before_that_it_alone_takes(client, owners):
     made, expected = of_three(client, owners, 200)
-    own = [task for task in dict(made.dask).values() if isinstance(task, BlockTask)]
-    assert {task.key for task in own} == {*flatten(made.__dask_keys__())}
+    own = block_tasks(made)
+    assert own.keys() == {*flatten(made.__dask_keys__())}
     assert len(own) == 4
     addresses = sorted(listed(client))
-    for task in own:  # all that it takes is known to lie, or to belong, somewhere
+    for task in own.values():  # all that it takes is known to lie, or to belong, somewhere
         assert {key for key, _ in task.place.blocks} == {*task.dependencies}
     made, bytes_moved = received(client, made)
     assert bytes_moved <= 3 * 4 * (400 * 300 + 300 * 200)  # both matrices to three workers
@@ -188,9 +188,9 @@ def test_a_task_makes_the_block_of_a_step_before_that_it_alone_takes(client, own
 
 def test_a_block_of_a_step_before_that_several_tasks_take_has_a_task(client):
     made, expected = of_three(client, None, 100)
-    own = [task for task in dict(made.dask).values() if isinstance(task, BlockTask)]
+    own = block_tasks(made)
     assert len(own) == 12
-    assert flattening(made) == {task.key for task in own if "flattened" in task.key[0]}
+    assert flattening(made) == {key for key in own if "flattened" in key[0]}
     assert len(flattening(made)) == 4  # by the tasks that make them
     np.testing.assert_array_equal(made.compute(), expected)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import dask.array as da
 import numpy as np
 import pytest
+from by_plan import FLOAT, by_plan, spec_of
 from clusters import counting_client, soon
 from distributed import wait
 from labels import tasks_of
@@ -16,7 +17,6 @@ from small import integers
 import multimm
 from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
 from multimm.errors import ShapeError
-from multimm.graph.array import build
 from multimm.graph.label import Kind
 from multimm.graph.lowering.rechunk import cut_out, join
 from multimm.graph.tasks.multiply import Step
@@ -25,25 +25,20 @@ from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import MatrixSpec
 
-PLAIN = Step("float32", "float32")
 ADDED = Step("float32", "float32", alpha=2, beta=3)
 SIZE = 96
 
 client = counting_client(4)
 
 
-def spec_of(x, *owners):
-    return MatrixSpec(x.shape, str(x.dtype), chunks=x.chunks, owners=owners)
-
-
-def product(a, b, workers, c=None, step=PLAIN, *, symmetric=False, **fixed):
+def product(a, b, workers, c=None, step=FLOAT, *, symmetric=False, **fixed):
     """A plan, and the product by it."""
     turned = (spec_of(x).T if t else spec_of(x)
               for x, t in ((a, step.trans_a), (b, step.trans_b)))  # fmt: skip
     added = None if c is None else spec_of(c)
     problem = Problem(*turned, c=added, symmetric=symmetric)
     plan = plan_matmul(problem, gpus(workers), options=Options(**fixed))
-    return plan, build(plan, a, b, c, step, np.empty((0,) * max(a.ndim, b.ndim), "float32"))
+    return plan, by_plan(plan, a, b, c, step)
 
 
 # Operands ------------------------------------------------------------------------------
@@ -71,7 +66,7 @@ def test_what_a_worker_has_of_a_block_travels_in_one_coalesced():
     a = da.from_array(x, chunks=4, name="rechunked-scattered")
     spec = spec_of(a, *np.random.default_rng(0).integers(0, 4, 16 * 16))
     plan = plan_matmul(Problem(spec, spec), gpus(), options=Options(blocks=16, slabs=16))
-    c = build(plan, a, a, None, PLAIN, np.empty((0, 0), "float32"))
+    c = by_plan(plan, a, a)
     made, rank = cutting(c), plan.grid.rank
     fetched = 0
     for task in made.values():

@@ -13,13 +13,13 @@ from math import prod
 
 import dask.array as da
 import numpy as np
+from by_plan import by_plan
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from labels import block_tasks
 from paper import gpus
 from small import integers
 
-from multimm.graph.array import build
-from multimm.graph.block_task import BlockTask
 from multimm.graph.tasks.multiply import Step
 from multimm.planning.candidates.owner_computes import in_partial_products
 from multimm.planning.cost import communication, counted_transfers
@@ -180,7 +180,7 @@ def test_the_busiest_is_the_busiest_of_the_map(schedule):
 def graph_of(schedule: Schedule, a: da.Array, b: da.Array) -> da.Array:
     plan = MatmulPlan(schedule, gpus(schedule.grid.workers), "float32", "", "")
     step = Step("float32", "float32", trans_b=schedule.mirrors)
-    return build(plan, a, b, None, step, np.empty((0, 0), "float32"))
+    return by_plan(plan, a, b, step=step)
 
 
 def operands(schedule: Schedule) -> list[da.Array]:
@@ -196,7 +196,7 @@ def operands(schedule: Schedule) -> list[da.Array]:
 
 def from_tasks(schedule: Schedule, lazy: da.Array, arrays: list[da.Array]) -> tuple[Counter, dict]:
     """Bytes that each rank receives, and those of operands that it keeps, by array."""
-    tasks = {key: task for key, task in dict(lazy.dask).items() if isinstance(task, BlockTask)}
+    tasks = block_tasks(lazy)
     nbytes = {
         (x.name, *at): 4 * prod(sizes[i] for sizes, i in zip(x.chunks, at, strict=True))
         for x in arrays
@@ -227,8 +227,7 @@ def test_bytes_tasks_and_result_are_those_of_the_graph(schedule):
     a, b = operands(schedule)
     lazy = graph_of(schedule, a, b)
     received, kept = from_tasks(schedule, lazy, [a, b])
-    tasks = [task for task in dict(lazy.dask).values() if isinstance(task, BlockTask)]
-    assert len(tasks) == schedule.tasks + schedule.handing_out(schedule.grid.workers)[0]
+    assert len(block_tasks(lazy)) == schedule.tasks + schedule.handing_out(schedule.grid.workers)[0]
     assert counted_transfers.received(schedule, schedule.grid.workers) == received
     for role, x in zip(schedule.roles, (a, b), strict=False):
         assert max(kept[x.name].values()) <= schedule.operands.kept[role]

@@ -7,13 +7,13 @@ from dataclasses import replace
 import dask.array as da
 import numpy as np
 import pytest
+from by_plan import FLOAT, by_plan, spec_of
 from hypothesis import given
 from hypothesis import strategies as st
+from labels import block_tasks
 from paper import gpus
 from small import integers
 
-from multimm.graph.array import build
-from multimm.graph.block_task import BlockTask
 from multimm.graph.tasks.multiply import Step
 from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.candidates import owner_computes
@@ -23,29 +23,18 @@ from multimm.planning.problem import Problem
 from multimm.planning.spec import MatrixSpec
 from multimm.planning.tiling.rechunk import cuts_of, offsets
 
-PLAIN = Step("float32", "float32")
 
-
-def spec_of(x, *, turned=False):
-    spec = MatrixSpec(x.shape, chunks=x.chunks)
-    return spec.T if turned else spec
-
-
-def planned(a, b, step=PLAIN, *, workers=1, symmetric=False, **fixed):
+def planned(a, b, step=FLOAT, *, workers=1, symmetric=False, **fixed):
     """A plan, for one worker such that each product cuts its own."""
-    specs = spec_of(a, turned=step.trans_a), spec_of(b, turned=step.trans_b)
+    specs = (spec_of(x).T if t else spec_of(x) for x, t in ((a, step.trans_a), (b, step.trans_b)))
     problem, fixed = Problem(*specs, symmetric=symmetric), Options(**fixed)
     return plan_matmul(problem, gpus(workers), options=fixed)
-
-
-def product(plan, a, b, step=PLAIN, c=None):
-    return build(plan, a, b, c, step, np.empty((0, 0), "float32"))
 
 
 # ------------------------------------------------------------------ the graph
 
 
-@pytest.mark.parametrize("step", [PLAIN, replace(PLAIN, trans_a=True, trans_b=True)])
+@pytest.mark.parametrize("step", [FLOAT, replace(FLOAT, trans_a=True, trans_b=True)])
 @pytest.mark.parametrize(
     "fixed", [{"blocks": 10, "slabs": 10}, {"blocks": (30, 9), "slabs": 35}, {"blocks": 40}]
 )
@@ -56,9 +45,9 @@ def test_products_of_sub_blocks_are_right_and_take_no_other_tasks(step, fixed):
     b = da.from_array(b, chunks=(11, 8), name="pieces-b")
     plan = planned(a, b, step, **fixed)
     assert plan.layout.operands.cut_again == ("a", "b")
-    c = product(plan, a, b, step)
+    c = by_plan(plan, a, b, step=step)
     tasks = dict(c.dask)
-    ours = [task for task in tasks.values() if isinstance(task, BlockTask)]
+    ours = block_tasks(c).values()
     assert len(ours) == plan.tasks
     stored = {key for name in ("pieces-a", "pieces-b") for key in tasks if key[0] == name}
     assert len(stored) == a.npartitions + b.npartitions
@@ -74,7 +63,7 @@ def test_the_bits_are_those_of_operands_that_are_cut_by_tasks():
         for name in "ab"
     )
     results = [
-        product(planned(a, b, workers=n, blocks=32, slabs=16), a, b).compute(scheduler="sync")
+        by_plan(planned(a, b, workers=n, blocks=32, slabs=16), a, b).compute(scheduler="sync")
         for n in (2, 1)
     ]
     np.testing.assert_array_equal(*results)
@@ -110,7 +99,7 @@ def test_long_chunks_are_multiplied_as_they_come(
     totals = layout.in_place.partial_products.totals
     assert (totals.sub_blocks, totals.joined) == (0, 0)
     plan = replace(plan_matmul(problem, gpus(1)), layout=layout)
-    c = build(plan, a, b, None, step, np.empty((0, 0), of_sums))
+    c = by_plan(plan, a, b, step=step)
     assert c.dtype == of_sums
     expected = x.astype("int64") @ y.astype("int64")
     np.testing.assert_array_equal(c.compute(scheduler="sync"), expected)
