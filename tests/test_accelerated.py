@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import numpy as np
 import pytest
 import xarray as xr
 from clusters import in_threads
+from commands import python
 from distributed import Client
 
 import multimm
@@ -137,16 +135,9 @@ def test_what_is_built_on_products_gives_what_it_gives_without(name):
 
 def failing(folder, tests, *more):
     """Which of some tests fail, and all that was said of them."""
-    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", *more]
+    command = ["-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", *more]
     path = f"{Path(multimm.__file__).parents[1]}:{folder}"
-    done = subprocess.run(
-        [*command, *tests],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(*command, *tests, cwd=folder, env={"PYTHONPATH": path})
     lines = [line.split() for line in done.stdout.splitlines()]
     failed = sorted(x[1].split("/")[-1] for x in lines if x and x[0] in ("FAILED", "ERROR"))
     return failed, done.stdout

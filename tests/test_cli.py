@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import time
 from importlib import import_module
 
 import click
-import dask
-import dask.array as da
 import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner
 from clusters import forked
-from commands import command
 from distributed import Client, LocalCluster
 from distributed.core import Status
 from foreign_files import get, names, put
@@ -161,15 +157,6 @@ def test_plan_of_sums_over_any_axes(cli):
     assert "by Dask: not predicted" in result.stdout
 
 
-def test_an_output_is_replaced_only_when_asked(operands, cli, address, tmp_path):
-    output = put(tmp_path / "c.npy", integers((2, 2)))
-    args = ("matmul", *operands, "-o", output, "--scheduler", address)
-    assert_one_line(cli(*args), 2, "exists already", "overwrite=True", "--overwrite")
-    np.testing.assert_array_equal(get(output), integers((2, 2)))
-    assert cli(*args, "--overwrite").exit_code == 0
-    assert get(output).shape == (40, 50)
-
-
 # Bad input ------------------------------------------------------------------------------
 
 
@@ -216,15 +203,6 @@ def test_bad_input_is_one_line_and_code_2(tmp_path, operands, cli, a, b, output,
     assert names(tmp_path) == before
 
 
-@pytest.mark.slow  # it is waited for
-def test_a_dead_scheduler_is_noticed_soon(operands, cli, tmp_path):
-    start = time.monotonic()
-    result = cli("matmul", *operands, "-o", tmp_path / "c.npy", "--scheduler", "tcp://127.0.0.1:9")
-    assert_one_line(result, 2, "127.0.0.1:9")
-    assert time.monotonic() - start < 15
-    assert names(tmp_path) == ["a.npy", "b.npy"]
-
-
 def in_process(*, workers, **options):
     """A cluster of threads that is reached through TCP."""
     return LocalCluster(
@@ -246,25 +224,6 @@ def test_too_little_memory_is_said_before_anything_runs(tmp_path, cli):
         )
     assert_one_line(result, 2, "may use 600 kB of its 1 MB")
     assert names(tmp_path) == ["big.npy"]
-
-
-def test_a_run_whose_worker_was_ended_for_its_memory_says_so():
-    def full(block):
-        held = np.ones(10**8)
-        time.sleep(2)
-        return block + held[0]
-
-    with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
-        multimm.cluster.start(workers=1, memory_limit="300MB") as client,
-        pytest.raises(cli_run.RunError) as caught,
-    ):
-        cli_run.compute(client, da.ones(1, chunks=1).map_blocks(full, dtype=float), "x")
-    found = re.findall(r"([0-9.]+) ([MG])B of its 300 MB|held ([0-9.]+) ([MG])B", str(caught.value))
-    assert found, str(caught.value)
-    size, unit = (x for x in found[0] if x)
-    assert 0.95 * 300 <= float(size) * {"M": 1, "G": 1000}[unit] <= 2000
-    assert "more memory" in str(caught.value)
 
 
 def test_a_cluster_without_workers_is_refused(operands, cli, tmp_path):
@@ -324,18 +283,6 @@ def test_a_failing_task_leaves_nothing(tmp_path, cli, address, form):
     result = cli("matmul", a, b, "-o", output, "--scheduler", address)
     assert_one_line(result, 1, "the run failed: block (0, 0) of A failed on tcp://127.0.0.1:")
     assert names(tmp_path) == ["a.zarr", "b.npy"]
-
-
-def test_a_failing_task_of_own_workers_is_one_line_too(tmp_path):
-    a = put(tmp_path / "a.zarr", integers((40, 30)))
-    b = put(tmp_path / "b.npy", integers((30, 50)))
-    chunk = a / "c" / "0" / "0"
-    chunk.write_bytes(chunk.read_bytes()[:5])
-    process = command("matmul", a, b, "-o", tmp_path / "c.h5", "--workers", 2)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 1
-    (line,) = errors.splitlines()
-    assert line.startswith("multimm: error: the run failed: block (0, 0) of A failed on tcp://")
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -463,11 +410,6 @@ def test_plan_that_does_not_fit_is_shown_and_refused(cli):
     result = cli("plan", "65536x65536", "65536x65536", *few)
     assert "memory " in result.stdout
     assert_one_line(result, 2, "may use 534 MB", "leave out blocks=")
-
-
-def test_chunks_beyond_number_are_refused_before_they_are_written_down(cli):
-    result = cli("plan", "99999999999x4", "4x4", "--chunks", 1)
-    assert_one_line(result, 2, "--chunks 1: 99999999999x4 has more than 1000000 of them")
 
 
 def test_help_and_version(cli):

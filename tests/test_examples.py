@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from clusters import forked
+from commands import python
 
 import multimm
 
@@ -41,14 +39,8 @@ def test_example(example, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_script_starts_its_workers_and_leaves_nothing(tmp_path):
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "quickstart.py")],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    script = ROOT / "examples" / "quickstart.py"
+    done = python(script, cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout
     assert not list(tmp_path.iterdir())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import weakref
 from copy import deepcopy
 from itertools import permutations
@@ -13,6 +11,7 @@ from itertools import permutations
 import dask
 import pytest
 from clusters import forked, soon
+from commands import python
 from distributed import LocalCluster
 
 import multimm.cluster as mc
@@ -101,8 +100,7 @@ if __name__ == "__main__":
 def test_what_the_user_has_frozen_stays_frozen_and_nothing_else_is(tmp_path):
     script = tmp_path / "frozen.py"
     script.write_text(FROZEN_BY_THE_USER)
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = python(script)
     assert done.returncode == 0, done.stderr
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
@@ -12,6 +10,7 @@ from inspect import ismodule
 from pathlib import Path
 
 import pytest
+from commands import python
 
 import multimm
 
@@ -291,10 +290,7 @@ def test_planning_knows_neither_dask_nor_numpy_nor_cuda():
 
 def modules_after(statement: str) -> set[str]:
     """Names of all modules loaded by a fresh interpreter that runs `statement`."""
-    code = f"{statement}\nimport sys; print(*sys.modules)"
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent
-    )
+    run = python("-c", f"{statement}\nimport sys; print(*sys.modules)", check=True)
     return set(run.stdout.split())
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,6 +12,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from clusters import in_threads, soon
+from commands import python
 from distributed import Client
 from linked import at_rest, held_up, plan_for_little
 from small import integers
@@ -101,20 +100,6 @@ def test_blocks_leave_in_turn_and_within_their_limits(sent, name):
     for expected, let_go in zip([*later, ([], [])], blocks, strict=True):
         let_go()
         assert (sent.inside, sent.queue) == expected
-
-
-def test_a_small_product_has_its_turn_among_blocks_of_a_large_one(sent):
-    """Threads that send one large block after another don't keep a small one out."""
-    first, second = sent.send(50, 100), sent.send(51, 101)
-    small = sent.send(10, 20)
-    third = sent.send(52, 100)
-    first()
-    fourth = sent.send(53, 100)  # its thread comes back at once
-    assert (sent.inside, sent.queue) == ([51], [10, 52, 53])
-    for let_go, queue in ((second, [52, 53]), (small, [53]), (third, []), (fourth, [])):
-        let_go()
-        assert sent.queue == queue
-    assert not sent.inside
 
 
 def test_an_error_on_the_way_gives_back_what_was_held(sent):
@@ -274,7 +259,5 @@ with host._leaving.room(10, 10), host._coming_back, host._coming_back:
 
 
 def test_a_fork_does_not_wait_for_threads_of_its_parent():
-    found = subprocess.run(
-        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60
-    )
+    found = python("-c", FORKED)
     assert found.stdout == "7\n", found.stderr

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from commands import python
 
 import multimm.cluster as mc
 from multimm.cluster.main_guard import UNGUARDED, VARIABLE
@@ -25,15 +23,14 @@ with multimm.cluster.start(workers=2, memory_limit="1GB"):
 
 
 def run(*arguments, **options):
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+    done = python(*arguments, **options)
     assert done.returncode == 1
     return done.stderr
 
 
 def test_its_error_is_all_that_is_printed(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    said = run("script.py", cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    said = run("script.py", cwd=tmp_path)
     lines = said.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert said.count("Traceback") == 1

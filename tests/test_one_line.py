@@ -13,7 +13,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from commands import command
+from commands import command, python
 from foreign_files import names
 
 #: Modules that Dask loads in each worker process, where they are named as preloads.
@@ -220,5 +220,4 @@ def test_debug_shows_everything_of_a_failure():
 
 
 def noisy(*args):
-    script = [sys.executable, "-c", textwrap.dedent(NOISY), "noisy", *args]
-    return subprocess.run(script, capture_output=True, text=True, timeout=60, check=False)
+    return python("-c", textwrap.dedent(NOISY), "noisy", *args)

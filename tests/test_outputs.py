@@ -18,6 +18,7 @@ import h5py
 import numpy as np
 import pytest
 import zarr
+from commands import python
 from foreign_files import get, names, put
 
 from multimm import io
@@ -438,11 +439,7 @@ io.save_array(array, sys.argv[1], dataset=sys.argv[2] or None, overwrite=sys.arg
 
 
 def killed_run(path, dataset="", overwrite=False):
-    run = subprocess.run(
-        [sys.executable, "-c", KILLED, path, dataset, "over" if overwrite else ""],
-        capture_output=True,
-        text=True,
-    )
+    run = python("-c", KILLED, path, dataset, "over" if overwrite else "")
     assert run.stdout == "in the middle\n", run.stderr
     assert run.returncode == -signal.SIGKILL
 

@@ -10,6 +10,7 @@ import sys
 import dask
 import pytest
 from clusters import soon
+from commands import python, runs
 from distributed import config  # noqa: F401 - has Dask know its defaults
 from distributed.utils import get_mp_context
 
@@ -142,18 +143,9 @@ def test_they_end_with_who_has_begun_them():
         "    print(ahead._waiting[0].pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    run = python("-c", program)
     assert run.returncode == -signal.SIGKILL
-    soon(lambda: not _runs(int(run.stdout)))
-
-
-def _runs(pid: int) -> bool:
-    """Not one that has ended, and whose parent of here waits for nobody."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    soon(lambda: not runs(int(run.stdout)))
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import python
 
 import multimm
 from multimm.planning.choice import plan_matmul
@@ -74,14 +72,7 @@ def test_its_example_runs_and_prints_what_it_shows(tmp_path):
     """But for figures, which depend on the machine."""
     script = tmp_path / "example.py"
     script.write_text(CODE, "utf-8")
-    done = subprocess.run(
-        [sys.executable, script],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = python(script, cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 0, done.stderr[-2000:]
     figure = r"\d+(\.\d+)?(e[+-]\d+)?"
     assert re.sub(figure, "#", done.stdout) == re.sub(figure, "#", PRINTED)

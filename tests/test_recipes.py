@@ -18,6 +18,7 @@ import dask
 import pytest
 import yaml
 from clusters import forked
+from commands import python
 from dask.utils import parse_bytes
 from distributed import Scheduler, Security
 
@@ -341,9 +342,7 @@ def test_dask_jobqueue_writes_the_right_job(tmp_path):
     pytest.importorskip("dask_jobqueue", reason="dask-jobqueue is not installed")
     script = CLUSTER / "slurm" / "jobqueue.py"
     command = [script, "--dry-run", "--protocol=tcp", "--gpus=4", "--memory=400GB", "--queue=fast"]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", *command], capture_output=True, text=True, cwd=tmp_path
-    )
+    done = python("-W", "ignore", *command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for line in ("#SBATCH -p fast", "#SBATCH --gpus-per-node=4", "#SBATCH --nodes=1"):
         assert line in done.stdout.splitlines()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import ssl
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import fsspec
@@ -15,6 +12,7 @@ import object_server
 import pytest
 import s3fs
 import zarr
+from commands import python
 
 import multimm
 from multimm import io
@@ -220,13 +218,10 @@ def test_a_certificate_nobody_knows_is_refused_and_one_from_the_environment_is_n
         text = refusal(lambda: io.open_array(f"{address}/x.npy"))
         assert text.startswith(f"{address}/x.npy: cannot be read")
         assert "CERTIFICATE" in text
-        env = {**os.environ, "SSL_CERT_FILE": str(certificate)}
         code = (
             f"from multimm import io; print(io.open_array({address + '/x.npy'!r}).compute().sum())"
         )
-        run = subprocess.run(
-            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
-        )
+        run = python("-c", code, env={"SSL_CERT_FILE": str(certificate)})
         assert run.stdout.split() == [str(A.sum())], run.stderr
 
 
@@ -242,8 +237,7 @@ for address, package in [("s3://b/x.npy", "s3fs"), ("https://h/x.npy", "aiohttp"
     except Exception as error:
         print(error)
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    lines = run.stdout.splitlines()
+    lines = python("-c", code).stdout.splitlines()
     for line, start, end in zip(
         lines,
         ("s3://b/x.npy: ", "https://h/x.npy: ", "memory://x.npy: "),

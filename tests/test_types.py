@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from commands import python
 
 import multimm
 from multimm.gpu.kernel_selection import PRECISIONS
@@ -109,14 +109,7 @@ def wanted() -> dict[int, set[str]]:
 
 def checked(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     (folder / "calls.py").write_text(CALLS)
-    return subprocess.run(
-        [sys.executable, "-m", *command, str(folder / "calls.py")],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "MYPYPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
+    return python("-m", *command, folder / "calls.py", cwd=ROOT, env={"MYPYPATH": str(ROOT)})
 
 
 def test_mypy_knows_the_kind_of_a_result_and_refuses_options_that_do_not_exist(tmp_path):
