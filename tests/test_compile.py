@@ -190,14 +190,6 @@ def test_errors_name_our_files_and_are_few():
         compiling.compile_text("#error must be defined\n", "sm_90")
 
 
-def test_a_text_is_compiled_once(fake, directory):
-    assert content() == content()
-    assert fake.calls == 1
-    (path,) = directory.glob("kernels/*")
-    assert path.name.startswith("name-sm_90-")
-    assert path.suffix == ".cubin"
-
-
 def test_without_a_writable_directory_it_works_and_says_so_once(fake, directory, caplog):
     directory.write_text("a file where the directory would be")
     with compiling.compiled_file("text", "sm_90", "name") as path:

@@ -82,37 +82,6 @@ def stored(x, trans, layout="C"):
 
 # What is multiplied ----------------------------------------------------------------------
 
-FLAGS = [*itertools.product(BOTH, BOTH, BOTH, BOTH)]
-
-
-@pytest.mark.parametrize("kinds", [("c8", "c8"), ("f4", "c8"), ("c8", "f4"), ("c8", "f2")], ids=str)
-@pytest.mark.parametrize(("trans_a", "trans_b", "conj_a", "conj_b"), FLAGS)
-def test_every_transpose_and_conjugate_is_exact(kinds, trans_a, trans_b, conj_a, conj_b):
-    a, b = gaussian((5, 7), 1, kinds[0]), gaussian((7, 6), 2, kinds[1])
-    p, c = gaussian((5, 6), 3), gaussian((5, 6), 4)
-    exact = op(a, False, conj_a).astype("c16") @ op(b, False, conj_b)
-    more = {"trans_a": trans_a, "trans_b": trans_b, "conj_a": conj_a, "conj_b": conj_b}
-    x, y = stored(a, trans_a), stored(b, trans_b)
-    found = gemm(x, y, **more)
-    np.testing.assert_array_equal(found, exact)
-    assert found.dtype == np.complex64
-    assert type(found) is GPUArray
-    found = gemm(x, y, alpha=0.5, beta=-2, partial=gpu(p), c=gpu(c), **more)
-    np.testing.assert_array_equal(found, 0.5 * (exact + p) - 2 * c)
-    found = gemm(x, y, alpha=1 + 2j, beta=1j, partial=gpu(p), c=gpu(c), **more)
-    np.testing.assert_array_equal(found, (1 + 2j) * (exact + p) + 1j * c)
-
-
-@pytest.mark.parametrize(("left", "right"), [*itertools.product(LAYOUTS, LAYOUTS)])
-def test_every_layout(left, right):
-    a, b = gaussian((4, 6), 1), gaussian((6, 5), 2)
-    for trans_a, trans_b in itertools.product(BOTH, BOTH):
-        x, y = stored(a, trans_a, left), stored(b, trans_b, right)
-        kept = np.array(x), np.array(y)
-        np.testing.assert_array_equal(gemm(x, y, trans_a=trans_a, trans_b=trans_b), a @ b)
-        np.testing.assert_array_equal(x, kept[0])
-        np.testing.assert_array_equal(y, kept[1])
-
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_is_added_may_lie_anyhow(layout):
@@ -159,17 +128,6 @@ def test_wider_results_are_summed_in_float32_parts():
     found = gemm(gpu(a), gpu(b), beta=1, c=gpu(c), dtype="complex128")
     np.testing.assert_array_equal(found, a @ b + c)
     assert found.dtype == np.complex128
-
-
-def test_real_operands_beside_complex_scalars():
-    a, b = gaussian((4, 6), 1, "f4"), gaussian((6, 5), 2, "f4")
-    c, p = gaussian((4, 5), 3), gaussian((4, 5), 4, "f4")
-    found = gemm(gpu(a), gpu(b), alpha=2j, beta=1 - 1j, c=gpu(c), partial=gpu(p))
-    np.testing.assert_array_equal(found, 2j * (a @ b + p) + (1 - 1j) * c)
-    assert CALLS == [((4, 6), (6, 5), False, False)]
-    found = gemm(gpu(a), gpu(b), alpha=2 + 0j)  # a complex number all the same
-    np.testing.assert_array_equal(found, 2 * (a @ b))
-    assert found.dtype == np.complex64
 
 
 # One array on both sides -----------------------------------------------------------------
@@ -318,14 +276,6 @@ def test_older_gpus_leave_it_to_cublas(monkeypatch):
     launch.device_of.cache_clear()
     a = of((2048, 2048), "c8")
     assert not takes(a, a, accumulate="complex64", dtype="complex64", precision="float32")
-
-
-def test_tasks_and_eager_products_go_there(monkeypatch):
-    monkeypatch.setattr(complex_gemm, "takes", lambda *_, **__: True)
-    a, b = gaussian((4, 6), 1), gaussian((6, 5), 2)
-    found = multiply.gemm(gpu(a), gpu(b), step=Step("complex64", "complex64", conj_a=True))
-    np.testing.assert_array_equal(found, a.conj() @ b)
-    assert CALLS
 
 
 def test_what_stays_with_the_library_is_conjugated():

@@ -6,15 +6,11 @@ leaves out each of them in the kernels that we ship, and none may be missed.
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 from cuda_on_cpu import compiler, program
-from cuda_on_cpu.operands import placed
 from cuda_on_cpu.products import Tile, problems, product_case, rung
 from cuda_on_cpu.program import Buffer, KernelFault, Launch, Pointer, Struct
-from cuda_on_cpu.translate import host_text
 
 pytestmark = pytest.mark.slow
 
@@ -155,42 +151,3 @@ def test_the_cases_of_products_find_wrong_indices_and_forbidden_reads(right, wro
         assert right
         return
     assert any(case.wrong(x) for case, x in zip(cases, found, strict=True)) == bool(right)
-
-
-def test_translation_keeps_lines_and_numbers_what_orders_threads():
-    text = (
-        '#line 1 "toy.cu"\n'
-        "template <int N> __device__ void wait() {\n"
-        '  asm volatile("cp.async.wait_group %0;"\n    ::"n"(N) : "memory");\n'
-        "}\n"
-        "// a comment may say __syncthreads();\n"
-        'extern "C" __global__ void __launch_bounds__(32) toy(int exists) {\n'
-        "  /* wait<7>(); */ wait<1>();\n"
-        '  asm("{ .reg .pred exists;\\n setp.ne.b32 exists, %0, 0;\\n @!exists bar %0; }"'
-        ' :: "r"(exists));\n'
-        "  __syncthreads();\n"
-        "}\n"
-    )
-    host = host_text(text)
-    assert host.entries == ("toy",)
-    places = ["toy.cu:7: wait<1>();", "toy.cu:9: __syncthreads();"]
-    assert [site.place for site in host.sites] == places
-    assert [site.of_copies for site in host.sites] == [True, False]
-    assert "if (!ptx_exists) ::cuda_on_cpu::ptx::bar((exists));" in host.text
-    head = host.text.index("#line")
-    assert host.text[head:].split("\n")[9].strip().endswith("__syncthreads();")
-
-
-def test_canaries_stand_around_every_matrix():
-    operand = placed((2, 3, 4), "f4", extra=2, offset=1, gap=3)
-    assert np.isnan(operand.memory).all()
-    held = operand.holding(np.ones((2, 3, 4)))
-    assert (held.memory == 1).sum() == 24
-    assert held.memory.size == 1 + (3 * 6 + 3) + 2 * 6 + 4  # it ends with the last element
-
-
-def test_a_missing_compiler_says_what_to_install(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(RuntimeError, match=re.escape("apt-get install g++")):
-        compiler.compiler.__wrapped__()

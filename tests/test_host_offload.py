@@ -19,14 +19,13 @@ import numpy as np
 import pytest
 from clusters import counting, counting_client, in_threads, received, scattered, soon
 from distributed import Client, wait
-from labels import tasks_of
+from labels import block_tasks, tasks_of
 from linked import at_rest, held_up, link, plan_for, plan_for_little
 from small import integers
 
 import multimm
 from multimm.errors import ArrayTypeError
 from multimm.failures import told
-from multimm.graph.block_task import BlockTask
 from multimm.graph.label import Kind
 from multimm.graph.lowering.host_downloads import below_download
 from multimm.graph.lowering.rechunk import upload_sub_blocks
@@ -84,8 +83,9 @@ def test_each_block_goes_up_once_where_it_lies(client):
             assert (task.place.numbers or range(4))[rank] == (at + offset) % 4
     # Nothing else is given a block of the host's.
     own = {a.name, b.name}
-    tasks = [task for task in c.__dask_graph__().values() if isinstance(task, BlockTask)]
-    users = [task for task in tasks if own & {key[0] for key in task.dependencies}]
+    users = [
+        task for task in block_tasks(c).values() if own & {key[0] for key in task.dependencies}
+    ]
     assert users
     assert all(task.func is upload for task in users)
     np.testing.assert_array_equal(c.compute(), x @ y)
@@ -405,36 +405,9 @@ def test_transposes_symmetric_products_addends_stacks_and_vectors(client, gone, 
     assert len(gone[1]) == len(cases)
 
 
-def test_what_lies_on_several_workers(client, gone):
-    x, y = integers((60, 50), 8), integers((50, 40), 9)
-    a = scattered(client, x, (20, 50), (0, 1, 0))
-    b = scattered(client, y, (50, 40), (1,))
-    plan = multimm.plan(a, b)
-    assert plan.layout.problem.in_one
-    c, moved = received(client, multimm.matmul(a, b))
-    assert moved <= plan.bytes_moved
-    np.testing.assert_array_equal(c.compute(), x @ y)
-
-
-def test_of_a_product_that_is_still_on_gpus(client, gone):
-    x, y = integers((40, 30), 10), integers((30, 20), 11)
-    a, b = (da.from_array(z, chunks=16) for z in (x, y))
-    c = multimm.matmul(multimm.matmul(a, b, blocks=16), b.T)
-    assert tasks_of(c, Kind.UPLOAD)
-    assert not tasks_of(c, Kind.DOWNLOAD)
-    np.testing.assert_array_equal(c.compute(), x @ y @ y.T)
-
-
 def test_files(client, gone, tmp_path):
     x = integers((64, 48), 12)
     np.save(tmp_path / "x.npy", x)
     a = open_array(tmp_path / "x.npy", chunks=16)
     np.testing.assert_array_equal(multimm.matmul(a.T, a).compute(), x.T @ x)
     assert gone == ([(64, 48)], [(48, 48)])
-
-
-def test_wrong_blocks_of_a_small_product_are_named(client, gone):
-    x = da.from_array(integers((40, 40), 13), chunks=20)
-    wrong = x.map_blocks(lambda block: block[:5], dtype="float32", meta=x._meta)
-    with pytest.raises(multimm.errors.ShapeError, match="has shape"):
-        multimm.matmul(wrong, x).compute()

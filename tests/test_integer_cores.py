@@ -241,10 +241,3 @@ def test_configurations_fit_every_gpu_that_has_one():
                 assert config.products == 1
     assert config_for(8192, 8192, limits_for(90), 132).tile_n == 192
     assert config_for(100, 100, limits_for(90), 132).tile_n == 64
-
-
-def test_stretches_are_added_to_any_wide_dtype(monkeypatch):
-    monkeypatch.setattr(tensor_cores, "stretch_of", lambda m, n, k: 128)
-    x, y = numbers((30, 500), "uint8"), numbers((500, 20), "uint8", 1)
-    for sums in ("int64", "uint64", "float64", "int32", "uint8"):
-        same(product(x, y, sums=sums), x.astype("i8") @ y.astype("i8"), sums)

@@ -5,33 +5,29 @@ from __future__ import annotations
 import itertools
 import pickle
 import re
-import subprocess
 import sys
 from collections import Counter
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from commands import python
 from cuda_on_cpu.packing import numbers, places
 from hypothesis import given
 from hypothesis import strategies as st
 from pack_reference import joined, pack_reference, split
-from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, memory, standing_in
+from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
 
-import multimm
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
 from multimm.gpu.arch import ARCHITECTURES, Device, limits_for
 from multimm.gpu.emulated import configs, packed
 from multimm.gpu.emulated import pack as emulated_pack
 from multimm.gpu.emulated.configs import PARTS, tiles_for
 from multimm.gpu.emulated.pack import (
-    Packing,
     cut_for,
     held_on,
     pack,
     pack_defines,
-    prepared,
-    source_of,
 )
 from multimm.gpu.emulated.packed import PackedBlock, check_pair
 from multimm.gpu.runtime.jit import compile_text
@@ -93,41 +89,6 @@ def test_every_layout_is_packed_as_the_operand(side, trans, scheme, rows, k, lay
     parts = split(x, PARTS[scheme])
     assert (back == (joined(parts) if side == "a" else joined(parts).T)).all()
     assert back.shape == block.shape
-
-
-def both_packed(matrices) -> tuple[Packing, np.ndarray, list]:
-    """Pack two operands in one launch: how, its head, and tiles and exponents of each."""
-    found = [source_of(gpu(x), side, trans) for x, side, trans in matrices]
-    packing = prepared([source for _, source in found], "float32", 0)
-    head = gpu(np.full(packing.head_bytes, 0xEE, "u1")).reshape(-1)
-    parts = [
-        (gpu(np.empty(source.tile_shape("float32"), "f2")), gpu(np.empty(source.height, "i4")))
-        for _, source in found
-    ]
-    packing(head.data.ptr, [
-        (source.stack.pointer, *(x.data.ptr for x in two))
-        for (_, source), two in zip(found, parts, strict=True)
-    ])  # fmt: skip
-    return packing, head, parts
-
-
-def test_both_operands_in_one_launch():
-    rng = np.random.default_rng(3)
-    a, b = numbers("wide", 70, 90, rng), numbers("normal", 200, 90, rng)
-    packing, head, parts = both_packed([(a, "a", False), (b, "b", True)])
-    ((kernel, grid, _, _),) = Kernel.launches
-    assert kernel.name == "split_pack"
-    assert grid == (sum(cut_for(rows, 90, 6, 132).tasks for rows in (70, 200)), 1, 1)
-    start = head.data.ptr
-    for i, (x, (tiles, exponents)) in enumerate(zip((a, b), parts, strict=True)):
-        expected = pack_reference(x)
-        assert tiles.tobytes() == expected.tiles.tobytes()
-        assert (exponents.reshape(-1) == expected.exponents).all()
-        counts = memory(start + 16 * i, (2,), (1,), "u8")
-        assert tuple(counts) == (0, expected.uncarried)
-        if expected.uncarried:
-            at = memory(start + packing.lists[i], (expected.uncarried,), (1,), "u8")
-            assert (np.sort(at) == places(expected.residuals)).all()
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
@@ -386,10 +347,5 @@ def test_a_worker_that_packs_nothing_knows_packed_blocks_from_their_type():
 
 
 def assert_registers(code):
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=multimm.__path__[0] + "/..",
-    )
+    run = python("-c", code)
     assert run.stdout == "registered\n", run.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import dask.array as da
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ import multimm
 from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
 from multimm.graph.scheduler import plugin as scheduler_plugin
 from multimm.graph.scheduler import prefetch
-from multimm.graph.scheduler.product_state import Progress
 from multimm_benchmarks.peers.trace import NAME, Trace
 
 pytestmark = pytest.mark.alone
@@ -75,18 +72,6 @@ def test_what_was_fetched_ahead_is_let_go(client):
     c, _ = run(client, a, b)
     soon(lambda: {len(those) for those in client.who_has([a, b]).values()} == {1})
     np.testing.assert_array_equal(c.compute(), a.compute() @ b.compute())
-
-
-def test_no_more_than_one_step_ahead():
-    progress = Progress(Counter({(0, 0): 1, (0, 1): 2, (0, 2): 1, (1, 0): 1}))
-    assert [progress.near(step) for step in ((0, 0), (0, 1), (0, 2), (1, 0))] == [
-        True, True, False, False]  # fmt: skip
-    progress.later[0, 2].add("soon")
-    progress.later[1, 0].add("late")
-    assert progress.done((0, 1)) == []
-    assert progress.done((0, 0)) == ["soon"]
-    assert progress.done((0, 1)) == ["late"]
-    assert progress.near((1, 0))
 
 
 def test_blocks_that_come_late_are_fetched_when_they_are_there(client, monkeypatch):

@@ -18,7 +18,6 @@ from multimm.gpu.simt.configs import (
     REGISTRY,
     Device,
     choose,
-    predicted_seconds,
     slice_length,
     slices_of_k,
 )
@@ -26,15 +25,6 @@ from multimm.gpu.simt.thin import outer_config, way_for
 from multimm.gpu.strides import GemmSizes
 
 H200 = Device(limits_for(90), 132)
-
-
-def test_predicted_seconds_grow_with_work_and_have_a_floor():
-    launch = predicted_seconds(GemmSizes(1, 1, 1), H200)
-    assert 1e-6 < launch < 1e-5
-    seconds = predicted_seconds(GemmSizes(8192, 8192, 8192), H200)
-    assert 2 * 8192**3 / 67e12 < seconds < 2 * 8192**3 / 45e12
-    times = [predicted_seconds(GemmSizes(3000, 3000, k), H200) for k in (10, 100, 1000, 10_000)]
-    assert times == sorted(times)
 
 
 @given(st.integers(1, 600), st.integers(1, 600), st.integers(0, 300_000), st.integers(1, 200))

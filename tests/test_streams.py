@@ -173,30 +173,6 @@ def test_a_task_takes_again_what_it_has_dropped(pool):
     assert pool.free == 100
 
 
-def test_many_k_tiles_take_the_memory_of_one(pool):
-    with streams.own_stream(0):
-        sums = None
-        for _ in range(50):
-            scratch = allocate(30)
-            sums = allocate(20)
-            del scratch
-    assert pool.taken == 3  # the sums before are there while new ones are made
-    assert pool.free == 80
-    del sums
-
-
-def test_what_was_taken_again_is_kept_like_anything_else(pool):
-    with streams.own_stream(0):
-        scratch = allocate(20)
-        place = scratch.ptr
-        del scratch
-        result = allocate(20)
-    assert result.ptr == place
-    assert pool.free == 80
-    del result
-    assert pool.free == 100
-
-
 def test_a_dry_pool_makes_the_task_wait_and_give_back(pool):
     with streams.own_stream(0):
         scratch = allocate(60)
