@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import numpy as np
 import pytest
@@ -14,11 +13,7 @@ import multimm
 import multimm.gpu.elementwise.reduce
 import multimm.gpu.product
 from multimm.gpu.runtime.jit import compile_text
-from multimm.graph.lowering import symmetric
-from multimm.graph.tasks import multiply
-from multimm.graph.tasks.multiply import Step
-from multimm.planning.tiling.triangle import computed
-from multimm_benchmarks import kernels, matvec, python_comparison, records, rehearsal, sums
+from multimm_benchmarks import kernels, matvec, records, rehearsal, sums
 from multimm_benchmarks.cases import Case, square
 from multimm_benchmarks.harness import Bench, Reference, WrongResultError, operands
 from multimm_benchmarks.ladder import RUNGS
@@ -70,9 +65,6 @@ def test_calls_take_turns_and_seconds_are_per_call(clock, timer):
     assert (runs["ours"].count, runs["theirs"].count) == (4, 2)
     assert "".join(clock.log).endswith("aaaabb" * 3)
     assert runs["ours"].median == 0.25
-
-
-# Cases and operands
 
 
 # Verification
@@ -162,18 +154,6 @@ def test_all_kept_records_can_be_read():
 # The suites at toy size, without a GPU --------------------------------------------------
 
 
-def test_the_python_comparison_runs_on_the_cpu():
-    bench = Bench(HostTimer(), rounds=2, target=0, sustained=0)
-    python_comparison.measure(bench, gpu=False, sizes=(4, 8), largest_loop=4)
-    systems = {(entry["case"], entry["system"]) for entry in bench.records}
-    assert {
-        ("python 4", "CPU, Python loop"),
-        ("python 4", "NumPy"),
-        ("python 8", "NumPy"),
-    } <= systems
-    assert ("python 8", "CPU, Python loop") not in systems
-
-
 def test_the_command_runs_what_a_machine_without_gpu_can(
     tmp_path, monkeypatch, known_commit, capsys
 ):
@@ -231,27 +211,6 @@ def test_a_failed_suite_is_kept_apart_and_only_where_the_caller_says(
 
 
 # Rehearsals: block products that wait, and several workers on a GPU ---------------------
-
-
-@pytest.fixture
-def waiting(monkeypatch):
-    """Block products wait as in a rehearsal, at 1 GFLOP/s; slept seconds are collected."""
-    slept = []
-    for module in (multiply, symmetric):
-        monkeypatch.setattr(module, "gemm", module.gemm)  # put back afterwards
-    monkeypatch.setattr(time, "sleep", slept.append)
-    rehearsal.wait_instead(1e9, 1e9)
-    return slept
-
-
-def test_of_a_block_on_the_diagonal_only_what_is_computed_is_waited_for(waiting):
-    a = np.ones((2048, 64), "f4")
-    step = Step("float32", "float32", trans_b=True)
-    assert symmetric.link_diagonal(a, step=step).shape == (2048, 2048)
-    assert sum(waiting) == pytest.approx(2 * 64 * computed(2048) / 1e9)
-    waiting.clear()
-    multiply.gemm(a, a, step=step, lower=True)
-    assert sum(waiting) == pytest.approx(2 * 64 * computed(2048) / 1e9)
 
 
 def test_a_rehearsal_on_cpu_workers_is_recorded(tmp_path, capsys):

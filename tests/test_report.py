@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-from itertools import pairwise
 
 import pytest
 from click.testing import CliRunner
@@ -18,7 +17,6 @@ from multimm_benchmarks.report import (
     blocks,
     files,
     gallery,
-    headline,
     page,
     words,
 )
@@ -191,30 +189,6 @@ def sweeps(tmp_path):
     return Runs(tmp_path)
 
 
-# Figures
-
-
-def test_figures_that_records_lack_are_left_out(tmp_path):
-    save(tmp_path, [entry(CASE, "multimm", "float32", 1)])
-    runs = Runs(tmp_path)
-    said = {one.name: one.missing(runs) for one in gallery.PICTURES}
-    assert said["strong-scaling"] == ""
-    assert (
-        said["weak-scaling"] == "No weak scaling of squares in the newest records of suite scaling."
-    )
-    assert said["timeline"] == "No timeline in the newest records of suite scaling."
-    assert said["bytes"] == "No bytes received in the newest records of suite scaling."
-    assert said["sizes"].startswith("Square products of two sizes or more: not in")
-    assert said["prediction"] == ""
-    assert said["ladder"] == "Not measured yet: `python -m multimm_benchmarks.kernels ladder`."
-
-
-# Tables of a sweep
-
-
-# Beyond one box
-
-
 # The page
 
 
@@ -249,27 +223,6 @@ def test_links_of_the_page_lead_somewhere_in_it(rendered):
     assert "http" not in re.sub("<(dd|td|li|code)>.*?</", "", rendered)
 
 
-#: Heads of tables that say it all.
-PLAIN = {
-    *("", "adds", "by", "configured with, or reason", "data", "for", "matrix", "measured, s"),
-    *("multimm", "multimm ran", "operand", "per block", "sum"),
-}
-
-
-def test_every_head_of_a_table_is_explained():
-    runs = Runs()
-    names = [name for section in page.SECTIONS for name in section.tables]
-    lines = [x for name in names for x in blocks.table(name, runs).splitlines()]
-    heads = {
-        cell.strip()
-        for line, rule in pairwise(lines)
-        if rule.startswith("| ---")
-        for cell in line.strip("|").split("|")
-    }
-    unknown = {x for x in heads if "href" not in words.linked(x, set())}
-    assert {x for x in unknown if not re.fullmatch(r"\d+( x \d+ blocks)?", x)} <= PLAIN
-
-
 def test_a_word_is_linked_where_it_first_stands():
     used = set()
     text = '<p title="tasks">A task, tasks; <code>peer</code>, <a href="x">peer</a>, peer/x</p>'
@@ -277,15 +230,6 @@ def test_a_word_is_linked_where_it_first_stands():
     assert linked == text.replace("A task", 'A <a href="#word-task">task</a>')
     assert [word.name for word in used] == ["task"]
     assert words.explained(used).count("<dt") == 1
-
-
-def test_no_word_hides_another():
-    for word in words.WORDS:
-        names = word.name.split(", ") if ", of" not in word.name else ["accuracy of"]
-        for name in names:
-            used = set()
-            words.linked(name, used)
-            assert word in used, name
 
 
 # CPU workers
@@ -310,11 +254,3 @@ def test_a_report_of_cpu_records_is_a_report(tmp_path):
     assert "| case | system | 1 worker | 2 workers |" in text
     # NumPy has all cores, and stands beside any number of workers.
     assert f"| {CASE} | FP32 | 8 | 11.3 | NumPy, CPU | 20 | **0.57** |" in text
-
-
-def test_without_peers_the_sentence_says_so(tmp_path):
-    ours = [r for r in swept() if r["system"] == "multimm"]
-    save(tmp_path, ours)
-    said = headline.sentence(Runs(tmp_path))
-    assert said.startswith("On 8 toy GPUs multimm reaches ")
-    assert said.endswith("No other system was measured beside it.")

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import math
-import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,10 +12,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from clusters import soon
+from commands import python, runs
 from rich.console import Console
 
 from multimm.cli import main
-from multimm_benchmarks import agenda, group, records, sampling, scaling, unfinished, verdict
+from multimm_benchmarks import agenda, group, records, scaling, unfinished, verdict
 from multimm_benchmarks.agenda import Item, ask
 from multimm_benchmarks.group import Group, GroupError, OutOfTimeError
 from multimm_benchmarks.harness import WrongResultError
@@ -26,7 +25,6 @@ from multimm_benchmarks.limit import Limit
 from multimm_benchmarks.peers import SYSTEMS
 from multimm_benchmarks.peers.base import Machine, System
 from multimm_benchmarks.sweep_cases import KINDS, Product
-from multimm_benchmarks.sweep_records import record_of
 
 GB = 10**9
 CPU = Machine("cpu", 2, 8 * GB, 8 * GB, 60.0)
@@ -72,29 +70,6 @@ def test_a_quick_sweep_on_cpu_workers(tmp_path):
     assert found["dask.array", "strong square 1024"]["bytes_received"] > 0
 
 
-# What is asked
-
-
-# Verification
-
-
-@pytest.mark.parametrize("promise", ["float32", "tf32"])
-def test_a_sample_tells_right_from_wrong(promise):
-    rng = np.random.default_rng(0)
-    a, b = (rng.standard_normal((96, 96), dtype=np.float32) for _ in range(2))
-    at = sampling.choose(96, 96, 96)
-    assert len(at.rows) == sampling.ROWS
-    assert len(at.columns) == 96
-    c = a @ b
-    right = sampling.check(a[at.rows], b[:, at.columns], c[at.rows][:, at.columns], promise)
-    assert 0 < right.componentwise < 99
-    for wrong in (np.nan, np.inf, 1e3):
-        spoilt = c.copy()
-        spoilt[at.rows[3], 5] = wrong
-        with pytest.raises(WrongResultError):
-            sampling.check(a[at.rows], b[:, at.columns], spoilt[at.rows][:, at.columns], promise)
-
-
 # Process groups
 
 
@@ -123,10 +98,7 @@ def test_a_silent_group_is_given_up_with_all_its_processes(command, tmp_path, mo
         pid = next(messages)["child"]
         with pytest.raises(GroupError, match="no answer for 1 s"):
             next(messages)
-    deadline = time.monotonic() + 10
-    while running(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not running(pid)
+    soon(lambda: not runs(pid))
 
 
 def test_a_group_imports_before_it_has_a_job_and_ends_without_one(command, tmp_path):
@@ -139,23 +111,13 @@ def test_a_group_imports_before_it_has_a_job_and_ends_without_one(command, tmp_p
             assert list(one.messages("this")) == [{"job": "this"}]
     with Group(tmp_path / "log") as idle:
         pid = idle._messages.get(timeout=60)["pid"]
-        assert running(pid)
-    assert not running(pid)
+        assert runs(pid)
+    assert not runs(pid)
 
 
 def test_a_group_of_systems_that_nothing_is_wanted_of():
-    command = [sys.executable, "-m", "multimm_benchmarks.peers", "numpy", "multimm"]
-    run = subprocess.run(command, input="", capture_output=True, text=True, timeout=300)
+    run = python("-m", "multimm_benchmarks.peers", "numpy", "multimm", input="")
     assert (run.returncode, run.stdout) == (0, ""), run.stderr
-
-
-def running(pid):
-    """Whether a process is there and no zombie that only waits for its parent."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 # The sweep
@@ -390,18 +352,6 @@ def test_a_system_that_cannot_be_opened_takes_its_own_cases_along(monkeypatch, t
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("passed", "others", "own", "left"), [
-    (0.0, 72.0, 20.0, 38.0), (0.0, 0.0, 20.0, 110.0), (50.0, 75.0, 15.0, 10.0),
-    (110.0, 20.0, 10.0, 0.0), (0.0, 0.0, 0.0, 110.0),
-])  # fmt: skip
-def test_what_the_others_of_a_quick_sweep_are_left(passed, others, own, left):
-    clock = Clock()
-    limit = Limit(110.0, clock)
-    clock.now = passed
-    assert limit.before(others, own).left == pytest.approx(left)
-    assert Limit().before(others, own).left == math.inf
-
-
 @pytest.fixture
 def two_gpus(monkeypatch):
     """A machine on paper, with all peers."""
@@ -446,18 +396,6 @@ def test_of_a_quick_sweep_cases_without_a_peer_come_last():
         precisions = [item.precision for item in together if not item.first and not item.absent]
         assert precisions == sorted(precisions)
     assert precisions.count("tf32") == 4
-
-
-def test_a_system_that_is_absent_for_one_reason_has_one_row():
-    items = [item("one"), item("one", "cupy", "not here"), item("two", "cupy", "not here"),
-             item("one", "numpy", "why"), item("two", "numpy", "why not")]  # fmt: skip
-    found = [record_of(one, "absent" if one.absent else "failed", one.absent, None)
-             for one in items]  # fmt: skip
-    rows = [*zip(*(column.cells for column in verdict.table(found).columns), strict=True)]
-    assert [(row[0], row[1], row[-1]) for row in rows] == [
-        ("all", "cupy", "absent: not here"), ("one", "multimm", "failed: "),
-        ("one", "numpy", "absent: why"), ("two", "numpy", "absent: why not"),
-    ]  # fmt: skip
 
 
 # The command

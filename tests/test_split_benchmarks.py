@@ -192,9 +192,6 @@ def test_errors_are_counted_where_something_is_multiplied():
         reference.check(out, lambda: np.copyto(out, almost))
 
 
-# Distributions
-
-
 # The suite accuracy
 
 
