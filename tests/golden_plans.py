@@ -34,6 +34,7 @@ import multimm
 from multimm.errors import MemoryBudgetError
 from multimm.io import open_array
 from multimm.planning.devices import SHARED_MEMORY
+from multimm.planning.plan import MatmulPlan
 from multimm.planning.spec import H200, LOCAL_TCP, NVLINK, ClusterSpec, DeviceSpec, MatrixSpec
 
 FILE = Path(__file__).parent / "golden" / "plans.jsonl"
@@ -121,8 +122,8 @@ def operand(text: str, workers: int, folder: Path) -> Any:
     return MatrixSpec(shape, dtype, chunks=chunks, owners=owners, hosted=source == "host")
 
 
-def planned(problem: Golden, folder: Path) -> Golden:
-    """What a user sees of the plan."""
+def plan_of(problem: Golden, folder: Path) -> MatmulPlan:
+    """The plan, unless it is refused."""
     arguments = dict(problem)
     cluster = cluster_of(arguments.pop("on"))
     a, b, c = (arguments.pop(role, None) for role in "abc")
@@ -131,8 +132,13 @@ def planned(problem: Golden, folder: Path) -> Golden:
     z = None if c is None else operand(c, cluster.workers, folder)
     if isinstance(blocks := arguments.get("blocks"), list):
         arguments["blocks"] = tuple(blocks)
+    return multimm.plan(x, y, c=z, cluster=cluster, **arguments)
+
+
+def planned(problem: Golden, folder: Path) -> Golden:
+    """What a user sees of the plan."""
     try:
-        plan = multimm.plan(x, y, c=z, cluster=cluster, **arguments)
+        plan = plan_of(problem, folder)
     except MemoryBudgetError:
         return {"refused": True}
     if not plan.fits:

@@ -10,15 +10,14 @@ from html.parser import HTMLParser
 from itertools import product
 from pathlib import Path
 
+import golden_plans
 import numpy as np
 import pytest
-from golden_plans import cluster_of, operand, read
 
 import multimm
 from multimm.planning.choice import plan_matmul
 from multimm.planning.explain.arithmetic import arithmetic
 from multimm.planning.explain.picture import matrices
-from multimm.planning.explain.workers import rates as rates_text
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, LOCAL_TCP, ClusterSpec, DeviceSpec, MatrixSpec
@@ -94,18 +93,10 @@ def test_all_kinds_of_plans_are_readable(tmp_path):
     """Every tenth of the golden problems: files, stacks, operands in place, host memory."""
     seen = set()
     with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
-        for problem, known in read()[::10]:
+        for problem, known in golden_plans.read()[::10]:
             if known.get("refused"):
                 continue
-            given = dict(problem)
-            cluster = cluster_of(given.pop("on"))
-            a, b, c = (given.pop(role, None) for role in "abc")
-            x = operand(a, cluster.workers, Path(folder))
-            y = x if b == "a" else operand(b, cluster.workers, Path(folder))
-            z = None if c is None else operand(c, cluster.workers, Path(folder))
-            if isinstance(blocks := given.get("blocks"), list):
-                given["blocks"] = tuple(blocks)
-            plan = multimm.plan(x, y, c=z, cluster=cluster, **given)
+            plan = golden_plans.plan_of(problem, Path(folder))
             assert_readable(plan)
             assert assert_page(plan).seen["path"] >= 3
             seen |= {line.split()[0] for line in str(plan).splitlines() if line[:1].strip()}
@@ -157,16 +148,6 @@ def test_the_picture_shows_who_makes_which_block():
     assert str(plan) in page.text
 
 
-def test_the_picture_of_an_operand_that_stays():
-    """Rows of A lie with two workers, in turn; there they are multiplied."""
-    rows = MatrixSpec((400_000, 2000), chunks=((50_000,) * 8, (2000,)), owners=(0, 1) * 4)
-    plan = multimm.plan(rows.T, rows, cluster=replace(GPUS, addresses=("a", "b")))
-    assert plan.layout.in_place is not None or plan.layout.k_parts
-    (a, _, _) = matrices(plan)
-    assert_page(plan)
-    assert {a.owner(i, j) for i in range(len(a.rows)) for j in range(len(a.columns))} == {0, 1}
-
-
 def test_pages_show_text_and_do_not_obey_it():
     bad = "<script>alert(1)</script>&\x1b[31m"
     cluster = ClusterSpec.homogeneous(replace(H200, name=bad), 2)
@@ -185,12 +166,3 @@ def test_a_plan_that_does_not_fit_says_so_first():
     plan = plan_of(40_000, ClusterSpec.homogeneous(tiny, 2, LOCAL_TCP), blocks=8192)
     assert not plan.fits
     assert "\nin short   Does not fit. About " in str(plan)
-
-
-def test_which_machine():
-    assert "on paper" in str(plan_of(4096, CPUS))
-    side = MatrixSpec((99, 99))
-    assert "this process" in str(multimm.plan(side, side, cluster=multimm.cluster.local()))
-    running = replace(CPUS, addresses=tuple("abcd"))
-    assert "on paper" not in str(plan_of(4096, running))
-    assert rates_text(running) == "as shipped, not measured here"

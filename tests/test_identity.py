@@ -336,11 +336,6 @@ def test_a_path_may_be_bytes_that_are_no_text():
     np.testing.assert_array_equal(read(name), A)
 
 
-def test_a_file_address_is_a_local_path(tmp_path):
-    npy()
-    np.testing.assert_array_equal(read(f"file://{tmp_path}/x.npy"), A)
-
-
 # -------------------------------------------------------------------- hostile
 
 

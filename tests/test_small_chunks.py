@@ -9,7 +9,6 @@ from paper import cpus, gpus
 
 from multimm.planning import choice
 from multimm.planning.choice import plan_matmul
-from multimm.planning.cost import time
 from multimm.planning.problem import Problem
 from multimm.planning.spec import MatrixSpec
 
@@ -33,13 +32,6 @@ def test_a_chunk_of_c_is_one_task_where_its_rows_lie(on, rows):
     assert not plan.layout.hands_out
     assert not plan.bytes_recut
     assert plan.bytes_moved == 11552 * 64 * 4
-
-
-def test_a_chunk_of_c_is_one_task_where_its_columns_lie():
-    rows = projection(ON_GPUS)
-    columns = Problem(rows.b.T, rows.a.T, chunks=rows.chunks[::-1])
-    plan = plan_matmul(columns, gpus(2))
-    assert (plan.tasks, plan.bytes_moved) == (8, 11552 * 64 * 4)
 
 
 def test_a_chunk_of_c_is_no_task_where_it_is_part_of_one():
@@ -107,16 +99,3 @@ def test_what_is_little_is_planned_for_fewer_workers_without_a_search(searched):
     plan = plan_matmul(Problem(MatrixSpec((300, 300)), wide), gpus(7))
     assert plan.layout.grid.workers == 1
     assert searched == []
-
-
-@pytest.mark.parametrize(("kind", "dtype"), [("cpu", "float32"), ("cpu", "complex64"), ("gpu", "")])
-def test_numpy_multiplies_an_array_by_its_transpose_in_half_the_time(kind, dtype):
-    dtype = dtype or "float32"
-    a = MatrixSpec((256, 100_000), dtype, {"float32": 4, "complex64": 8}[dtype])
-    on = cpus(1) if kind == "cpu" else gpus(1)
-    plain, symmetric = (
-        plan_matmul(Problem(a, a.T, dtype, dtype, symmetric=x), on).time_terms["block products"]
-        for x in (False, True)
-    )
-    share = time.SYRK if (kind, dtype) == ("cpu", "float32") else 1
-    assert symmetric == pytest.approx(share * plain)
