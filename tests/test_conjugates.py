@@ -9,9 +9,9 @@ import dask.array as da
 import numpy as np
 import pytest
 from clusters import counting_client, scattered
+from labels import block_tasks
 
 import multimm
-from multimm.graph.block_task import BlockTask
 from multimm.graph.lazy_views import peel
 from multimm.graph.lowering import symmetric
 from multimm.graph.tasks import multiply
@@ -146,8 +146,7 @@ def test_products_of_one_array_are_hermitian_or_symmetric(options, turned, conj_
 
 
 def halves(array):
-    made = dict(array.dask)
-    tasks = [task for task in made.values() if isinstance(task, BlockTask)]
+    tasks = block_tasks(array).values()
     diagonal = [t for t in tasks if t.kwargs.get("verb") is symmetric.link_diagonal]
     return diagonal, [t for t in tasks if t.func is multiply.adjoint]
 

@@ -12,7 +12,7 @@ import pytest
 from by_plan import by_plan
 from clusters import counting_client, scattered
 from dask.graph_manipulation import bind, checkpoint, clone, wait_on
-from labels import tasks_of
+from labels import block_tasks, tasks_of
 from linked import plan_for
 from small import integers
 
@@ -212,7 +212,7 @@ def test_a_copy_lies_and_moves_as_the_original_does(client, how):
     copy = KINDS_OF_COPY[how](original)
     assert owners_of(original, 4)
     assert owners_of(copy, 4) == owners_of(original, 4)
-    tokens = {task.label.product for task in copy.dask.values() if isinstance(task, BlockTask)}
+    tokens = {task.label.product for task in block_tasks(copy).values()}
     assert len(tokens) == 1  # a product of its own, as a whole
     np.testing.assert_array_equal(copy.compute(), A @ B)
 

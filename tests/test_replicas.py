@@ -10,6 +10,7 @@ import pytest
 from clusters import in_threads
 from distributed import Client, wait
 from distributed.active_memory_manager import ActiveMemoryManagerPolicy
+from labels import block_tasks
 
 import multimm
 from multimm.cluster.plugins.transfer_counter import (
@@ -17,7 +18,6 @@ from multimm.cluster.plugins.transfer_counter import (
     received_bytes,
     reset_received_bytes,
 )
-from multimm.graph.block_task import BlockTask
 from multimm.graph.scheduler.install import install
 from multimm.graph.scheduler.replicas import SpareAwaited
 
@@ -74,7 +74,7 @@ def test_a_copy_that_a_product_waits_for_is_not_dropped_and_fetched_again(client
 def test_other_copies_are_dropped_as_ever():
     """By a policy that sees blocks on three workers, and what waits for them."""
     c = multimm.matmul(*operands(20), blocks=BLOCK, slabs=BLOCK)
-    task = next(task for task in dict(c.dask).values() if isinstance(task, BlockTask))
+    task = next(iter(block_tasks(c).values()))
     ours = State(run_spec=task, processing_on="x")
     other = State(run_spec=None, processing_on="y")
     blocks = [

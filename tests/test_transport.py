@@ -9,8 +9,8 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from clusters import forked, soon
-from distributed import Client, LocalCluster
+from clusters import forked, in_threads, soon
+from distributed import Client
 
 import multimm.cluster as mc
 from multimm.cluster.client import set_up_cluster
@@ -24,7 +24,7 @@ UCXX, TCP = "ucxx://10.0.0.1:9", "tcp://10.0.0.1:9"
 
 #: Workers in this process. Without a limit: it is the process that would be measured, with all that
 #: other tests have left in it, and workers above their limit stop taking tasks.
-IN_PROCESS = {"dashboard_address": "127.0.0.1:0", "memory_limit": 0}
+OVER_TCP = {"protocol": "tcp", "memory_limit": 0}
 
 
 def wide_wait(*_):
@@ -150,8 +150,7 @@ def test_a_worker_that_is_started_again_meets_all_and_they_meet_it(client):
 
 
 def test_connect_changes_the_transport_only_when_asked_to():
-    settings = IN_PROCESS
-    with LocalCluster(n_workers=2, processes=False, protocol="tcp", **settings) as cluster:
+    with in_threads(2, **OVER_TCP) as cluster:
         with mc.connect(cluster.scheduler_address) as client:
             reasons = obstacles(client)
             assert set(reasons.values()) == {"the plugin is not installed"}
@@ -167,11 +166,7 @@ def test_an_obstacle_on_the_workers_is_said_once_by_the_client(monkeypatch, capl
     reason = "ucxx 9.9 is not known to multimm (known: 0.52)"
     # Over TCP the plugin would not even look.
     monkeypatch.setattr(Overlap, "setup", lambda self, worker: setattr(self, "reason", reason))
-    settings = IN_PROCESS
-    with (
-        LocalCluster(n_workers=2, processes=False, protocol="tcp", **settings) as cluster,
-        Client(cluster) as client,
-    ):
+    with in_threads(2, **OVER_TCP) as cluster, Client(cluster) as client:
         set_up_cluster(client, overlap=True)
         said = [record for record in caplog.records if reason in record.getMessage()]
         assert [record.name for record in said] == ["multimm.cluster.client"]
@@ -180,35 +175,26 @@ def test_an_obstacle_on_the_workers_is_said_once_by_the_client(monkeypatch, capl
 
 def test_a_peer_that_cannot_be_met_stops_nobody(monkeypatch):
     monkeypatch.setattr(warmup, "PEER_SECONDS", 0.2)
-    settings = IN_PROCESS
 
     async def peers(worker):
         return ["tcp://127.0.0.1:9", *await real_peers(worker)]
 
     real_peers = warmup._peers
     monkeypatch.setattr(warmup, "_peers", peers)
-    with (
-        LocalCluster(n_workers=2, processes=False, protocol="tcp", **settings) as cluster,
-        Client(cluster) as client,
-    ):
+    with in_threads(2, **OVER_TCP) as cluster, Client(cluster) as client:
         client.register_plugin(WarmUp())
         assert met(client) == everybody(listed(client))
         assert client.submit(lambda: 42).result() == 42
 
 
 def test_teardown_stops_a_warm_up_that_is_under_way(monkeypatch):
-    settings = IN_PROCESS
-
     async def never(worker):
         import asyncio
 
         await asyncio.sleep(3600)
 
     monkeypatch.setattr(warmup, "_peers", never)
-    with (
-        LocalCluster(n_workers=1, processes=False, protocol="tcp", **settings) as cluster,
-        Client(cluster) as client,
-    ):
+    with in_threads(1, **OVER_TCP) as cluster, Client(cluster) as client:
         client.register_plugin(WarmUp())
         (plugin,) = (worker.plugins[warmup.NAME] for worker in cluster.workers.values())
         assert not plugin._running.done()
