@@ -196,14 +196,14 @@ def test_wrong_blocks_are_named(client, made, message):
 def test_operands_larger_than_the_gpus_stay_in_host_memory(monkeypatch, workers, symmetric):
     """Their blocks go up k-tile by k-tile, in every row panel, no more than there is room for."""
     # Sums of blocks, k-tiles in flight: a third of what both operands and the result take.
-    memory = 10**7 if workers == 1 else 35 * 10**5
-    plan_for_little(monkeypatch, memory)
+    (m, k, n), memory = {1: ((1100, 900, 1000), 6e6), 4: ((1500, 1300, 1400), 3.5e6)}[workers]
+    plan_for_little(monkeypatch, int(memory))
     for name in ("UPLOAD_S", "CHUNK_S", "COPIED_S"):  # of blocks of a few kB
         monkeypatch.setattr(host_transfers, name, 0.0)
     with counting(workers) as client:
-        x = integers((1500, 1300), 13)
-        a = scattered(client, x, (400, 350), [n % workers for n in range(16)])
-        y = x.T if symmetric else integers((1300, 1400), 14)
+        x = integers((m, k), 13)
+        a = scattered(client, x, (m // 4 + 25, k // 4 + 25), [at % workers for at in range(16)])
+        y = x.T if symmetric else integers((k, n), 14)
         b = a.T if symmetric else da.from_array(y, chunks=250)
         fixed = {"precision": "ieee", "blocks": 200, "slabs": 200}
         plan = multimm.plan(a, b, **fixed)
