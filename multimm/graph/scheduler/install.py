@@ -93,8 +93,8 @@ async def _register(client: Client, plugins: Plugins) -> bool:
     in_time = True
     for name, plugin in plugins.items():
         of_workers = isinstance(plugin, WorkerPlugin)
-        answer = asyncio.ensure_future(client.register_plugin(plugin))
         try:
+            answer = asyncio.ensure_future(client.register_plugin(plugin))
             await asyncio.wait([answer], timeout=WAIT if of_workers else None)
             if answer.done():
                 answer.result()
