@@ -7,7 +7,7 @@ in `multimm.planning.tiling.boundaries`.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
+from math import isqrt, prod
 
 from multimm.planning.cost import memory
 from multimm.planning.hardware import ClusterSpec
@@ -28,6 +28,7 @@ from multimm.planning.tiling.counts import (
     Cut,
     count_c,
     count_k_tiles,
+    most_elements,
     usual_edges,
     without_blas,
 )
@@ -109,12 +110,15 @@ def _blocks(
     least = min(edge, usual_edges(problem, cluster)[1])
     as_given = cut.given and problem.batch_chunked
     wanted = CHAINS * cluster.threads * grid.p_m
-    batch = problem.batch_chunks if as_given else batch_blocks(problem, edge, wanted)
+    most = most_elements(problem, cluster)
+    stacked = min(edge, isqrt(4 * most.stack))
+    batch = problem.batch_chunks if as_given else batch_blocks(problem, stacked, wanted)
     parallel = prod(len(blocks) for blocks in batch)
     chains = cluster.threads * (CHAINS if grid.workers > 1 else 1)
-    counts = count_c(problem, grid, parallel, chains, edge, least, cut)
+    counts = count_c(problem, grid, parallel, chains, edge, least, cut, most.c)
     loops = without_blas(problem, cluster)
-    k_tiles = count_k_tiles(problem, grid, counts, edge, least, _no_longer(cut) if loops else cut)
+    tiled = _no_longer(cut) if loops else cut
+    k_tiles = count_k_tiles(problem, grid, counts, edge, least, tiled, most.operand)
     keep = least if cut.given or (loops and _longest_chunk(problem) <= edge) else 0
     keep = keep if cut.joined else AS_GIVEN
     if k_parts and cut.given:

@@ -40,6 +40,7 @@ from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
 from multimm.planning.search import NEARLY, Rank, candidates, first_look
+from multimm.planning.tiling.counts import most_elements
 from multimm.planning.tiling.grid import Grid
 
 #: Plans that were seen to take longer than predicted have to be so many times as fast as others, or
@@ -181,6 +182,8 @@ def is_small(problem: Problem, cluster: ClusterSpec) -> bool:
     """One worker finishes it before others could be told."""
     seconds = problem.flops / (cost_time.product_gflops(problem, cluster.slowest) * 1e9)
     size = problem.a.nbytes + problem.b.nbytes + problem.result_bytes
+    if problem.batch * problem.m * problem.n > cluster.threads * most_elements(problem, cluster).c:
+        return False
     return seconds <= SMALL_SECONDS and size <= min(SMALL_BYTES, cluster.budget_bytes)
 
 

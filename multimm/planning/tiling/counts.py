@@ -5,7 +5,7 @@ Where they begin and end is for `multimm.planning.tiling.boundaries` to say.
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, isqrt, prod
 from typing import NamedTuple
 
 from multimm.planning.hardware import ClusterSpec
@@ -63,20 +63,58 @@ def usual_edges(problem: Problem, cluster: ClusterSpec) -> tuple[int, int]:
     return edge, max(LEAST_LOOP_EDGE, edge // 2)
 
 
+class Most(NamedTuple):
+    """Elements of a block, at most."""
+
+    c: int = MOST_ELEMENTS  #: of each matrix
+    operand: int = MOST_ELEMENTS  #: of each matrix
+    stack: int = MOST_ELEMENTS  #: of all matrices that are joined
+
+
+def most_elements(problem: Problem, cluster: ClusterSpec) -> Most:
+    """How large blocks may be, whatever their sides are.
+
+    Whatever uses C works on as many of its blocks at once as there are threads, and holds each
+    several times. So where one process has all of them, blocks are no larger than those of Dask's
+    own product: rows as A's chunks have, columns as B's. Below a least block chunks are joined.
+    """
+    if cluster.slowest.kind == "gpu" or not cluster.alone:
+        return Most()
+    least = usual_edges(problem, cluster)[1] ** 2
+    a, b = (tuple(map(max, spec.chunks[-2:])) for spec in (problem.a, problem.b))
+    c = a[0] * b[1]
+    operand = max(c, prod(a), prod(b))
+    sizes = c, operand, operand * prod(map(max, problem.batch_chunks))
+    return Most(*(min(MOST_ELEMENTS, max(least, size)) for size in sizes))
+
+
 def count_c(
-    problem: Problem, grid: Grid, parallel: int, chains: int, edge: int, least: int, cut: Cut
+    problem: Problem,
+    grid: Grid,
+    parallel: int,
+    chains: int,
+    edge: int,
+    least: int,
+    cut: Cut,
+    most: int,
 ) -> tuple[int, int]:
     """Block rows and block columns of each of so many batch blocks of C, worked on in parallel."""
     sizes = problem.m, problem.n, problem.k
-    rows, cols = _counts(*sizes, grid, parallel, chains, edge, least)
+    rows, cols = _counts(*sizes, grid, parallel, chains, edge, least, most)
     if parallel < max(2, grid.p_m):  # else each matrix stays with one row of workers
-        rows = _cut(rows, problem.m, least, cut.rows)
-    cols = _cut(cols, problem.n, least, cut.columns)
+        rows = _cut(rows, problem.m, least, most, cut.rows)
+    cols = _cut(cols, problem.n, least, most, cut.columns)
     return (max(rows, cols),) * 2 if problem.symmetric else (rows, cols)
 
 
 def count_k_tiles(
-    problem: Problem, grid: Grid, counts: tuple[int, int], edge: int, least: int, cut: Cut
+    problem: Problem,
+    grid: Grid,
+    counts: tuple[int, int],
+    edge: int,
+    least: int,
+    cut: Cut,
+    most: int,
 ) -> int:
     """K-tiles, beside so many block rows and block columns of C."""
     k, p_k = problem.k, grid.p_k
@@ -85,15 +123,19 @@ def count_k_tiles(
     if grid.workers > 1 and k // (2 * k_tiles) >= least:
         k_tiles *= 2  # at least two k-tiles per part: the second travels while the first is used
     k_tiles = max(p_k, min(ceil(k_tiles * cut.k_tiles), max(k_tiles, k // least)))
-    return max(k_tiles, ceil_div(max(sides) * k, MOST_ELEMENTS))
+    return max(k_tiles, ceil_div(max(sides) * k, most))
 
 
 @remembered
 def _counts(
-    m: int, n: int, k: int, grid: Grid, parallel: int, chains: int, edge: int, least: int
+    m: int, n: int, k: int, grid: Grid, parallel: int, chains: int, edge: int, least: int, most: int
 ) -> tuple[int, int]:
     """Block rows and block columns of C: `chains` for each worker, where C has so many."""
-    thick = _room(edge, n, k), _room(edge, m, k)
+    square = isqrt(most)
+    thick = (
+        min(_room(edge, n, k), _room(square, n)),
+        min(_room(edge, m, k), _room(square, m)),
+    )
     rows = _count(m, ceil_div(grid.p_m, parallel), thick[0], least)
     cols = _count(n, grid.p_n, thick[1], least)
     while parallel * rows * cols < chains * grid.p_m * grid.p_n:
@@ -104,15 +146,16 @@ def _counts(
     if grid.workers > 1:
         return rows, cols
     # Counted one by one, both sides of a lone worker's blocks may be cut where one would do.
-    while rows * cols // 2 >= chains and 2 * ceil_div(m, rows) * ceil_div(n, cols) <= edge * edge:
+    most = min(most, edge * edge)
+    while rows * cols // 2 >= chains and 2 * ceil_div(m, rows) * ceil_div(n, cols) <= most:
         rows, cols = (ceil_div(rows, 2), cols) if rows >= cols else (rows, ceil_div(cols, 2))
     return rows, cols
 
 
-def _cut(count: int, size: int, least: int, finer: float) -> int:
+def _cut(count: int, size: int, least: int, most: int, finer: float) -> int:
     """More blocks than `count`, but none below `least` and no more than are of use; or fewer."""
     if finer < 1:
-        return ceil(count * finer)
+        return max(ceil(count * finer), min(count, ceil_div(size, isqrt(most))))
     return max(count, min(ceil(count * finer), size // least, MOST_BLOCK_ROWS))
 
 
