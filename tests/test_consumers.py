@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import dask
 import dask.array as da
 import numpy as np
@@ -103,3 +105,86 @@ def test_what_uses_a_block_comes_right_behind_it(started):
             between = [b for b in blocks if priority[block] < priority[b] < priority[key]]
             assert priority[key] >= priority[block]
             assert not between
+
+
+# ------------------------------------------------------------------- memory
+
+#: Rows, k and columns, in chunks of so many: C has 25 blocks, 26 MB.
+SIDES, CHUNK = (2560, 512, 2560), 512
+#: How many times as much as Dask's own product may be in memory at once; and, where that is little,
+#: which share of C.
+TIMES, LITTLE = 1.5, 0.3
+#: How often a product may be run: what threads hold at once is a matter of timing.
+RUNS = 3
+CONSUMERS = {
+    "(C - 1).std()": lambda c: (c - 1).std(),
+    "C.sum()": lambda c: c.sum(),
+    "C.max(axis=1)": lambda c: c.max(axis=1),
+    "the three largest of each row": lambda c: da.argtopk(c, 3, axis=1),
+    "C - x": lambda c: abs(c - da.ones(c.shape, chunks=CHUNK, dtype=c.dtype)).max(),
+    "C - C.mean(0)": lambda c: abs(c - c.mean(0)).max(),
+    "map_blocks": lambda c: c.map_blocks(np.sqrt).sum(axis=0),
+    "astype": lambda c: c.astype("f8").sum(axis=0),
+    "written": lambda c: da.store(c, Nowhere(), lock=False, compute=False),
+}
+#: Threads, what uses C, and what it is; `make test` runs those that take least time.
+MEMORY = [
+    pytest.param(
+        threads, user, kind, marks=[pytest.mark.slow] * (user != "(C - 1).std()" or threads > 2)
+    )
+    for threads in (1, 2, 4) for user in CONSUMERS for kind in ("A B", "X X'")
+    # Half of X X' is multiplied, and the other half waits for the means of its columns.
+    if (user, kind) != ("C - C.mean(0)", "X X'")
+] + [(2, "(C - 1).std()", kind) for kind in ("small k", "lazy operands")]  # fmt: skip
+
+
+class Nowhere:
+    """A file that forgets."""
+
+    def __setitem__(self, at, block):
+        pass
+
+
+def operands(kind):
+    """A and B."""
+    m, k, n = SIDES
+    k = 4 if kind == "small k" else k
+    if kind == "lazy operands":
+        rng = da.random.default_rng(1)
+        return (rng.random(shape, chunks=CHUNK, dtype="f4") for shape in ((m, k), (k, n)))
+    rng = np.random.default_rng(1)
+    a, b = (
+        da.from_array(rng.random(shape, dtype="f4"), chunks=CHUNK) for shape in ((m, k), (k, n))
+    )
+    return (a, a.T) if kind == "X X'" else (a, b)
+
+
+def peak_of(lazy):
+    """Bytes of NumPy arrays that computing it takes."""
+    tracemalloc.start()
+    try:
+        lazy.compute()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(("threads", "user", "kind"), MEMORY)
+def test_what_uses_c_holds_no_more_of_it_than_of_dasks_product(threads, user, kind):
+    a, b = operands(kind)
+    with dask.config.set(scheduler="threads", num_workers=threads):
+        theirs, ours = a @ b, multimm.matmul(a, b)
+        use = CONSUMERS[user]
+        most = max(TIMES * peak_of(use(theirs)), LITTLE * theirs.nbytes)
+        assert any(peak_of(use(ours)) < most for _ in range(RUNS))
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(("workers", "threads"), [(1, 4), (2, 2)])
+def test_workers_of_several_threads_hold_no_more_of_it_either(workers, threads):
+    a, b = operands("lazy operands")
+    with in_threads(workers, threads, memory_limit=0) as cluster, Client(cluster):
+        use = CONSUMERS["(C - 1).std()"]
+        most = max(TIMES * peak_of(use(a @ b)), LITTLE * SIDES[0] * SIDES[2] * 4)
+        assert any(peak_of(use(multimm.matmul(a, b))) < most for _ in range(RUNS))
