@@ -317,6 +317,37 @@ def test_on_gpus_some_tasks_rearrange_a_block_that_they_share(gpu, monkeypatch):
     assert any("flattened" in name for name in found.dask.layers) != gpu
 
 
+#: Two orders with as many operations: p in two chunks, q in one.
+TRANSFORMED = "pqrs,pi,qj->ijrs"
+
+
+@pytest.mark.parametrize(
+    ("chunks", "optimize", "first"),
+    [
+        ((4, 8, 3, 3), True, "pqrs,qj->prsj"),
+        ((8, 4, 3, 3), True, "pqrs,pi->qrsi"),
+        ((8, 8, 3, 3), True, "pqrs,pi->qrsi"),  # as opt_einsum has it
+        ((4, 8, 3, 3), "optimal", "pqrs,pi->qrsi"),  # asked for
+        ((4, 8, 3, 3), ["einsum_path", (0, 1), (0, 1)], "pqrs,pi->qrsi"),
+    ],
+    ids=str,
+)
+def test_axes_in_one_block_are_summed_first_where_orders_take_as_long(chunks, optimize, first):
+    x, y, z = (numbers(shape, "float64") for shape in ((8, 8, 6, 6), (8, 3), (8, 3)))
+    given = [da.from_array(v, chunks=c) for v, c in ((x, chunks), (y, chunks[0]), (z, chunks[1]))]
+    plan = multimm.plan(TRANSFORMED, *given, optimize=optimize)
+    assert plan.steps[0].subscripts == first
+    found = multimm.einsum(TRANSFORMED, *given, optimize=optimize)
+    np.testing.assert_array_equal(found, np.einsum(TRANSFORMED, x, y, z))
+
+
+def test_an_order_of_more_operations_is_not_taken_for_its_blocks():
+    """i is as long as 3, j as 4: the sum over p, in two chunks, makes less of the whole."""
+    x = da.ones((8, 8, 6, 6), chunks=(4, 8, 6, 6))
+    y, z = da.ones((8, 3), chunks=(4, 3)), da.ones((8, 4), chunks=(8, 4))
+    assert multimm.plan(TRANSFORMED, x, y, z).steps[0].subscripts == "pqrs,pi->qrsi"
+
+
 @pytest.mark.parametrize(
     "optimize", ["gready", [(0, 1)], [(0, 5), (0, 1)], [(0,)], 7, ["einsum_path"]]
 )

@@ -64,7 +64,8 @@ def einsum(
     Axes that two operands share and the result has not are summed over by products of matrices,
     as in `matmul`; axes that all three have make stacks of them. Nothing is moved to bring axes
     into that order: blocks are reshaped where they lie. Axes of one operand alone are summed over
-    first. Three and more operands are taken two at a time, in the order that opt_einsum finds.
+    first. Three and more operands are taken two at a time, in the order that opt_einsum finds; of
+    orders of up to four that take as few operations, in the one that sums axes in one block first.
     What is no product of matrices, such as a diagonal or an outer product, is Dask's.
 
     Parameters

@@ -12,8 +12,8 @@ from dask.array.core import common_blockdim
 from multimm.contractions.dtypes import common_dtype
 from multimm.contractions.einsum_chunks import Rule, limited_chunks
 from multimm.contractions.pair import Matrices, Term, as_stored, elementwise, matrices, roles
-from multimm.contractions.subscripts import Label, Labels, Subscripts, written
-from multimm.errors import OptionError, one_line
+from multimm.contractions.paths import path
+from multimm.contractions.subscripts import Label, Labels, Subscripts
 from multimm.gpu.integers.bounds import is_narrow
 from multimm.gpu.kernel_selection import Precision
 from multimm.operands import Array, is_dask, on_gpu
@@ -198,7 +198,8 @@ def contraction(
         if kept != own:
             steps.append(Step((place,), kept, product=False))
             current[place] = kept
-    for places in _path(current, out, sizes, optimize):
+    blocks = {x: max(len(t.blocks(x)) for t in found if x in t.labels) for x in sizes}
+    for places in path(current, out, sizes, blocks, optimize):
         steps += _pairs(current, places, out)
     return Contraction(given, out, tuple(steps), rule, dtype, any(map(on_gpu, arrays)))
 
@@ -219,51 +220,6 @@ def _pairs(current: list[Labels], places: tuple[int, ...], out: Labels) -> list[
         left = [*(n - (first < n) - (second < n) for n in left[2:]), len(current) - 1]
         left = left if len(left) > 1 else []
     return found
-
-
-def _path(
-    labels: list[Labels], out: Labels, sizes: dict[Label, int], optimize: Any
-) -> list[tuple[int, ...]]:
-    """Which operands are taken together, and so on, as opt_einsum finds it."""
-    if len(labels) < 3:
-        return [(0, 1)] if len(labels) == 2 else []
-    import opt_einsum  # type: ignore[import-untyped]  # it takes 16 ms, few need it
-
-    asked, limit = _asked(optimize)
-    shapes = [tuple(sizes[label] for label in own) for own in labels]
-    equation = written(labels, out)
-    try:
-        path, _ = opt_einsum.contract_path(
-            equation, *shapes, shapes=True, optimize=asked, memory_limit=limit
-        )
-        left = len(labels)
-        for places in path:
-            if not places or not all(0 <= place < left for place in places):
-                raise ValueError(f"no operands {places} of {left}")
-            left -= len({*places}) - 1
-        if left != 1:
-            raise ValueError(f"{left} operands are left")
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise OptionError(
-            f"einsum with optimize={optimize!r} is no path for {len(labels)} operands "
-            f"({one_line(error)}): give True, a name such as 'greedy' or 'optimal', or what "
-            "numpy.einsum_path returns"
-        ) from None
-    return [tuple(places) for places in path]
-
-
-def _asked(optimize: Any) -> tuple[Any, Any]:
-    """What NumPy takes for a path, as opt_einsum takes it: method or path, and limit of memory."""
-    if optimize is None or isinstance(optimize, bool):
-        return "auto", None
-    if isinstance(optimize, str):
-        return optimize, None
-    given = [*optimize] if isinstance(optimize, list | tuple) else [optimize]
-    if given[:1] == ["einsum_path"]:
-        return [tuple(x) for x in given[1:]], None
-    if len(given) == 2 and isinstance(given[0], str):
-        return given[0], int(given[1])
-    return optimize, None
 
 
 def without_broadcasts(terms: Sequence[Term]) -> list[Term]:
