@@ -16,7 +16,7 @@ from dask._task_spec import Task, TaskRef
 from distributed import wait
 from hypothesis import given
 from hypothesis import strategies as st
-from paper import gpus
+from paper import cpus, gpus
 from small import integers
 
 import multimm
@@ -72,6 +72,34 @@ def test_products_are_right_wherever_chunks_lie(rows, columns, data, workers, by
         np.testing.assert_array_equal(got.T if by_columns else got, 2 * (x @ y))
         assert len(result.__dask_graph__().layers[result.name]) == plan.tasks
         assert len(layout.result_owners(workers)) in (0, result.npartitions)
+
+
+def test_cpus_sum_ranges_of_k_where_most_of_both_operands_lies():
+    """Each chunk of A is as large as one of B; each worker sums two of four ranges."""
+    x, y = integers((12, 40)), integers((40, 12), seed=1)
+    a, b = da.from_array(x, (6, 10)), da.from_array(y, (10, 6))
+    on_a, on_b = (0, 0, 1, 1, 0, 1, 1, 0), (0, 1, 0, 0, 1, 1, 1, 0)  # row by row
+    large, small = (
+        MatrixSpec(z.shape, chunks=z.chunks, owners=owners) for z, owners in ((a, on_a), (b, on_b))
+    )
+    problem, step = Problem(large, small), Step("float32", "float32")
+    plan, workers = plan_matmul(problem, cpus(2)), (0, 0, 1, 1)
+    found = [
+        layout
+        for layout in in_partial_products(problem, cpus(2))
+        if layout.partial_products.at == 2 * workers
+    ]
+    assert {layout.partial_products.by_columns for layout in found} == {False, True}
+    for layout in found:
+        own, sums = layout.partial_products, 0
+        assert own.multiplied == {0: 240, 1: 240}
+        if not own.coalesced:
+            sums = sum(own.lengths) * 12 * 4 // 2  # of one worker: the other one joins them
+            chunks = 4  # of B in ranges 0 and 3, of A in 1 and 3
+            assert sum(counted_transfers.received(layout, 2).values()) == 240 * chunks + sums
+        result = build(replace(plan, layout=layout), a, b, None, step, np.empty((0, 0), "float32"))
+        np.testing.assert_array_equal(result.compute(scheduler="sync"), x @ y)
+    assert not [x for x in in_partial_products(problem, gpus(2)) if x in found]
 
 
 class Counting(pickle.Pickler):

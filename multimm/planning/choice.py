@@ -46,13 +46,13 @@ from multimm.planning.tiling.grid import Grid
 #: Plans that were seen to take longer than predicted have to be so many times as fast as others, or
 #: to move so many times fewer bytes: see `_preferred`. Arbitrary.
 GAIN, FEWER = 1.1, 2
-#: On CPU workers a plan that moves half of the bytes may take so much of the time more, in seconds
-#: and as a share, if the bytes that it spares take as much more where each takes so many times as
+#: On CPU workers a plan that spares such a share of the bytes may take so much more, in seconds and
+#: as a share of the time, if what it spares would take as much more if bytes took so many times as
 #: long. Workers share cores with each other and the scheduler, and bytes take longer beside tasks
 #: than is predicted: the contraction "abef,ijef->abij" of the benchmark in 4 tasks that move 21 MB
 #: took two workers 63 ms, in 12 that move 3.6 MB 56 (medians 81 and 71), where 39 and 46 are
 #: predicted; "etx,ftx->ef" with 41 and 29 MB 116 and 106 (188 and 144).
-FEWER_BYTES, MORE_S, MORE, DEARER = 0.5, 0.01, 0.2, 3
+FEWER_BYTES, MORE_S, MORE, DEARER = 0.35, 0.01, 0.2, 3
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import chain, product
 
 from multimm.planning.blocking import lay_out
-from multimm.planning.candidates.owner_computes import in_partial_products
+from multimm.planning.candidates.owner_computes import in_partial_products, with_most
 from multimm.planning.cost.communication import bound_2d, volume
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
@@ -61,7 +61,7 @@ def stacks_in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[Schedule
     count = len(held)
     if any(held):
         for most in (count, ceil_div(count, cluster.workers)):
-            owners = _with_most(held, range(cluster.workers), most)
+            owners = with_most(held, range(cluster.workers), most)
             yield replace(layout, row_owners=owners, band=count)  # one row panel
 
 
@@ -111,14 +111,4 @@ def _most_of_each_range(known: Sequence[MatrixSpec]) -> tuple[int, ...]:
         for owner, (rows, (place, columns)) in zip(spec.owners, sizes, strict=True):
             held[place][owner] += rows * columns * spec.itemsize
     workers = sorted({*chain(*held)})
-    return _with_most(held, workers, ceil_div(len(held), max(1, len(workers))))
-
-
-def _with_most(held: list[Counter[int]], workers: Sequence[int], most: int) -> tuple[int, ...]:
-    """For each of some things the worker that has most of it, none of them for more than `most`."""
-    room = Counter(dict.fromkeys(workers, most))
-    found = [0] * len(held)
-    for place in sorted(range(len(held)), key=lambda x: -max(held[x].values())):
-        own = max((w for w in workers if room[w]), key=held[place].__getitem__)
-        found[place], room[own] = own, room[own] - 1
-    return tuple(found)
+    return with_most(held, workers, ceil_div(len(held), max(1, len(workers))))

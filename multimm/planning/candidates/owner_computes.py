@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 
 from multimm.planning.blocking import lay_out
 from multimm.planning.candidates.read_ahead import takes_little
@@ -37,6 +37,10 @@ ALONE = 2**18
 #: in 4096 x 4096. Of several workers partial products travel meanwhile: no chunk is.
 LONE_GPU = 128_000_000
 
+#: Ranges of k beyond which none of two large operands is summed by one task of each worker, which
+#: holds all of its ranges at once: arbitrary.
+MOST_RANGES = 16
+
 
 def in_partial_products(problem: Problem, cluster: ClusterSpec) -> Iterator[Schedule]:
     """Layouts that multiply a matrix where it lies, in few tasks.
@@ -56,7 +60,8 @@ def in_partial_products(problem: Problem, cluster: ClusterSpec) -> Iterator[Sche
     largest = max(problem.a.nbytes, problem.b.nbytes)
     for by_columns, spec in enumerate((problem.a, problem.b.T)):
         if spec.owners and spec.nbytes == largest:
-            for at in dict.fromkeys((spec.owners, _by_rows(spec))):
+            other = problem.a if by_columns else problem.b.T
+            for at in dict.fromkeys((spec.owners, _by_rows(spec), *_by_k(spec, other, cluster))):
                 for layout in _layouts(problem, cluster, bool(by_columns), spec, at):
                     if not problem.made_in_place[by_columns] or takes_little(layout):
                         yield layout
@@ -79,6 +84,26 @@ def _by_rows(spec: MatrixSpec) -> tuple[int, ...]:
             held[owner] += size
         found += [max(held, key=held.__getitem__)] * len(columns)
     return tuple(found)
+
+
+def _by_k(spec: MatrixSpec, other: MatrixSpec, cluster: ClusterSpec) -> Iterator[tuple[int, ...]]:
+    """For each chunk of CPU workers the one that has most of its range of k, of both operands.
+
+    None of them multiplies more ranges than others. Nothing but sums leaves a worker then, and what
+    others have of its ranges comes: of two large operands in chunks along k the least.
+    """
+    (rows, columns), workers = spec.chunks, cluster.workers
+    alike = other.owners and columns == other.chunks[1]
+    if cluster.slowest.kind != "cpu" or workers == 1 or not alike:
+        return
+    if not 1 < len(columns) <= MOST_RANGES:
+        return
+    held = [Counter[int]() for _ in columns]
+    for operand in (spec, other):
+        sizes = product(operand.chunks[0], range(len(columns)))
+        for owner, (size, place) in zip(operand.owners, sizes, strict=True):
+            held[place][owner] += size * columns[place]
+    yield with_most(held, range(workers), ceil_div(len(columns), workers)) * len(rows)
 
 
 def _layouts(
@@ -154,3 +179,13 @@ def _output_tiles(
         cuts = [0, *(bisect_right(ends, end) for end in accumulate(lengths))]
         found[tuple(end - start for start, end in pairwise(cuts))] = None
     yield from found
+
+
+def with_most(held: list[Counter[int]], workers: Sequence[int], most: int) -> tuple[int, ...]:
+    """For each of some things the worker that has most of it, none of them for more than `most`."""
+    room = Counter(dict.fromkeys(workers, most))
+    found = [0] * len(held)
+    for place in sorted(range(len(held)), key=lambda x: -max(held[x].values())):
+        own = max((w for w in workers if room[w]), key=held[place].__getitem__)
+        found[place], room[own] = own, room[own] - 1
+    return tuple(found)
