@@ -35,7 +35,7 @@ from multimm.planning.spec import (
 pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("rates_file")]
 
 
-QUICK = {"cpu": Effort(64, 64, 0.1, 2**12, 0.001)}
+QUICK = {"cpu": Effort(64, 64, 0.1, 2**12, 2**12, 0.001)}
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
-"""Predicted seconds beside measured ones, of products that were run on GPUs.
+"""Predicted seconds beside measured ones, of products that were run on GPUs and on CPU workers.
 
-`golden/measured.jsonl` has one product a line: GPUs, shape, chunks that operands came in (0: the
-plan's own), and the seconds of its runs (at 92fc6c7). Rates are those that the GPUs' first start
-measured then.
+`golden/measured.jsonl` has one product a line: workers, shape, chunks that operands came in (0: the
+plan's own), and the seconds of its runs (on GPUs at 92fc6c7, on CPUs at c1196a2). Rates are those
+that the first start measured then; of CPUs, copies to new memory were measured later.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+import pytest
 from scaling_records import entry as record_of
 
 import multimm
 from multimm.planning.cost import time
-from multimm.planning.spec import H200, NVLINK, ClusterSpec, MatrixSpec
+from multimm.planning.spec import H200, LOCAL_TCP, NVLINK, ClusterSpec, DeviceSpec, MatrixSpec
 from multimm_benchmarks import verdict
 from multimm_benchmarks.peers.ours import as_the_plan_keeps_them
 from multimm_benchmarks.sweep_cases import Product, operand_specs
@@ -34,6 +35,12 @@ MEASURED = {
             packed_gflops=(("float32", 189_400.0), ("tf32", 623_600.0)),
         ), 2, replace(NVLINK, gbps=250.6),
     ),
+} | {
+    f"{workers} EPYC": ClusterSpec.homogeneous(
+        DeviceSpec("AMD EPYC", "cpu", 13_000_000_000 // workers, 238.0 / workers, 23.7),
+        workers, replace(LOCAL_TCP, gbps=1.77),
+    )
+    for workers in (1, 2)
 }  # fmt: skip
 
 
@@ -50,13 +57,19 @@ def planned(entry):
     return as_the_plan_keeps_them(plan, given, product)
 
 
-def test_nine_of_ten_predictions_are_within_15_percent_and_all_within_30():
+@pytest.mark.parametrize(
+    ("kind", "counts", "cases"),
+    [("gpu", median, 36), ("cpu", min, 16)],  # who else uses the cores makes it slower
+    ids=["gpu", "cpu"],
+)
+def test_nine_of_ten_predictions_are_within_15_percent_and_all_within_30(kind, counts, cases):
     entries = [json.loads(line) for line in FILE.read_text().splitlines()]
     ratios = {}
     for entry in entries:
         case = "{on}, {product} in {chunk}, {precision}".format_map(entry)
-        ratios[case] = planned(entry).seconds / median(entry["seconds"])
-    assert len(ratios) > 35
+        if MEASURED[entry["on"]].slowest.kind == kind:
+            ratios[case] = planned(entry).seconds / counts(entry["seconds"])
+    assert len(ratios) >= cases
     far = {case: f"{ratio:.2f}" for case, ratio in ratios.items() if abs(ratio - 1) > 0.15}
     assert len(far) <= len(ratios) / 10, far
     assert all(abs(ratio - 1) <= 0.3 for ratio in ratios.values()), far

@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 SETTING = "multimm.measure-at-start"
 #: What is measured: short, and large enough that a product's rate counts.
 EFFORT = {
-    "gpu": Effort(8192, 32768, 0.15, 2**30, 0.05),
-    "cpu": Effort(1024, 1024, 0.15, 2**24, 0.05),
+    "gpu": Effort(8192, 32768, 0.15, 2**30, 2**30, 0.05),
+    "cpu": Effort(1024, 1024, 0.15, 2**24, 2**26, 0.05),
 }
 #: Days after which workers are measured again: libraries and machines change. Arbitrary.
 DAYS = 90

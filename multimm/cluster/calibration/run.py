@@ -40,8 +40,8 @@ _COPIES = "copies"  #: among precisions
 
 #: By kind of device: blocks as plans cut them. Arbitrary but for their order.
 EFFORT = {
-    "gpu": Effort(8192, 32768, 0.5, 2**30, 0.3),
-    "cpu": Effort(1024, 1024, 0.3, 2**24, 0.3),
+    "gpu": Effort(8192, 32768, 0.5, 2**30, 2**30, 0.3),
+    "cpu": Effort(1024, 1024, 0.3, 2**24, 2**26, 0.3),
 }
 #: Bytes of a block whose transfer is all latency.
 SMALL_BYTES = 2**12

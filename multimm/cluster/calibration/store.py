@@ -20,7 +20,7 @@ from multimm.planning.hardware import ClusterSpec
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 2
+_FORMAT = 3
 #: What a measured rate may be, at most, times what was shipped, or at least a part of it; and
 #: rates and latencies of links, GB/s and seconds, and rates of copies, GB/s. Arbitrary: what is
 #: beyond was not measured.

@@ -93,6 +93,8 @@ def at_least(problem: Problem, cluster: ClusterSpec) -> float:
     flops = problem.flops / (2 if problem.symmetric else 1)
     sent = cluster.workers * cluster.task_overhead_s
     products = flops / (cluster.workers * _rate(problem, cluster))
+    operands = problem.a.nbytes + (0 if problem.symmetric else problem.b.nbytes)
+    products += time.reading(operands / cluster.workers, cluster.slowest)
     return time.starting(problem, cluster, cluster.workers) + max(sent, products)
 
 

@@ -13,7 +13,7 @@ from multimm.planning.cost.host_transfers import (
     way_back,
 )
 from multimm.planning.cost.memory import Terms, crowd
-from multimm.planning.cost.reading import seconds as reading_seconds
+from multimm.planning.cost.reading import seconds as decoding
 from multimm.planning.devices import DeviceSpec
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
@@ -76,6 +76,11 @@ SUMS_BYTES = 4
 #: NumPy multiplies an array by its own transpose in this share of the time, if they are of these
 #: dtypes: 0.53 to 0.57 in float32, of 128 to 2000 columns, 0.54 to 0.61 in float64, on an EPYC.
 SYRK, REAL = 0.57, ("float32", "float64")
+
+#: A CPU multiplies at the measured rate what lies in its caches. For each byte of its operands a
+#: product takes longer, as if so many were copied, read or written: 2.1 to 2.6 for a tall matrix by
+#: 16 or 64 columns, 0.6 to 1.2 for what is transposed or long, on one core of an EPYC.
+READ_BYTES = 1.6
 
 #: Packed blocks are filled up to multiples of so many rows. Counted of sides up to so long.
 PACKED_ROWS, NARROW = 128, 1024
@@ -155,6 +160,7 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
     )
     steps += (bool(layout.uploaded) + p.downloaded) * (not p.in_one) + layout.hands_out
     products = flops * _filled_up(layout) / (product_gflops(p, device) * 1e9)
+    products += reading(each * _read(layout), device)
     alone = (products + packing * (not layout.operands.packed)) / (chains * layout.steps)
     handing_on = SUMS_BYTES * handed_on / copying
     transfers, first = arrivals(layout, cluster, moved, alone)
@@ -165,7 +171,7 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
         "transfers": transfers,
         "packing": packing,
         "cutting": _cutting(layout, cluster),
-        "decoding": reading_seconds(layout, cluster),
+        "decoding": decoding(layout, cluster),
         "to the GPUs": up,
         "from the GPUs": 0.0,
         "sums between k-tiles": handing_on,
@@ -284,6 +290,20 @@ def _cutting(layout: Schedule, cluster: ClusterSpec) -> float:
         copied += layout.in_place.gathered
     moved = 2 * copied / workers  # read and written
     return once + ceil_div(rechunk.sub_blocks, workers) * SUB_BLOCK_S + moved / rate
+
+
+def reading(nbytes: float, device: DeviceSpec) -> float:
+    """Seconds in which products of a CPU read so many bytes, beside those that they compute in."""
+    return READ_BYTES * nbytes / (device.copy_gbps * 1e9) if device.kind == "cpu" else 0.0
+
+
+def _read(layout: Schedule) -> float:
+    """Bytes of the operands that are multiplied at a place of the grid, each of them once."""
+    (p_m, p_n, p_k), b = layout.grid, layout.problem.b
+    of_b = 0 if layout.mirrors else b.nbytes / (p_n * p_k)
+    if len(b.shape) > 2:  # with a matrix for each of A's
+        of_b /= p_m
+    return layout.problem.a.nbytes / (p_m * p_k) + of_b
 
 
 def _most(blocks: int, layout: Schedule, cluster: ClusterSpec) -> int:
