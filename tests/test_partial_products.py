@@ -82,8 +82,8 @@ def test_cpus_sum_ranges_of_k_where_most_of_both_operands_lies():
     large, small = (
         MatrixSpec(z.shape, chunks=z.chunks, owners=owners) for z, owners in ((a, on_a), (b, on_b))
     )
-    problem, step = Problem(large, small), Step("float32", "float32")
-    plan, workers = plan_matmul(problem, cpus(2)), (0, 0, 1, 1)
+    problem, workers = Problem(large, small), (0, 0, 1, 1)
+    plan = plan_matmul(problem, cpus(2))
     found = [
         layout
         for layout in in_partial_products(problem, cpus(2))
@@ -97,7 +97,7 @@ def test_cpus_sum_ranges_of_k_where_most_of_both_operands_lies():
             sums = sum(own.lengths) * 12 * 4 // 2  # of one worker: the other one joins them
             chunks = 4  # of B in ranges 0 and 3, of A in 1 and 3
             assert sum(counted_transfers.received(layout, 2).values()) == 240 * chunks + sums
-        result = build(replace(plan, layout=layout), a, b, None, step, np.empty((0, 0), "float32"))
+        result = by_plan(replace(plan, layout=layout), a, b)
         np.testing.assert_array_equal(result.compute(scheduler="sync"), x @ y)
     assert not [x for x in in_partial_products(problem, gpus(2)) if x in found]
 
