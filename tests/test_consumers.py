@@ -178,13 +178,3 @@ def test_what_uses_c_holds_no_more_of_it_than_of_dasks_product(threads, user, ki
         use = CONSUMERS[user]
         most = max(TIMES * peak_of(use(theirs)), LITTLE * theirs.nbytes)
         assert any(peak_of(use(ours)) < most for _ in range(RUNS))
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize(("workers", "threads"), [(1, 4), (2, 2)])
-def test_workers_of_several_threads_hold_no_more_of_it_either(workers, threads):
-    a, b = operands("lazy operands")
-    with in_threads(workers, threads, memory_limit=0) as cluster, Client(cluster):
-        use = CONSUMERS["(C - 1).std()"]
-        most = max(TIMES * peak_of(use(a @ b)), LITTLE * SIDES[0] * SIDES[2] * 4)
-        assert any(peak_of(use(multimm.matmul(a, b))) < most for _ in range(RUNS))

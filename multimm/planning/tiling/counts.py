@@ -75,11 +75,12 @@ def most_elements(problem: Problem, cluster: ClusterSpec) -> Most:
     """How large blocks may be, whatever their sides are.
 
     Whatever uses C works on as many of its blocks at once as there are threads, and holds each
-    several times. So blocks are no larger than those of Dask's own product: rows as A's chunks
-    have, columns as B's. Below a least block chunks are joined. Of several workers of one thread
-    each, larger blocks are faster (docs/decisions/memory-and-faults.md).
+    several times. So where nothing spills, in a process without workers, blocks are no larger than
+    those of Dask's own product: rows as A's chunks have, columns as B's. Below a least block chunks
+    are joined. Workers take larger blocks, for each task costs them a message
+    (docs/decisions/memory-and-faults.md).
     """
-    if cluster.slowest.kind == "gpu" or not (cluster.alone or cluster.threads > 1):
+    if cluster.slowest.kind == "gpu" or cluster.slowest.spills:
         return Most()
     least = usual_edges(problem, cluster)[1] ** 2
     a, b = (tuple(map(max, spec.chunks[-2:])) for spec in (problem.a, problem.b))
