@@ -111,7 +111,8 @@ def test_seconds_are_a_sum_of_named_terms():
     cluster = ClusterSpec.homogeneous(device, 2, Link("wire", 2.0, 0.5))
     layout = Schedule(problem(20, 30, 40), Grid(2, 1, 1), (), (10, 10), (40,), (30,), band=1)
     terms = time.seconds(layout, cluster, 3e9)
-    assert terms["block products"] == 2 * 10 * 30 * 40 / 1e9
+    read = time.READ_BYTES * 4 * (10 * 30 + 30 * 40) / 1e9  # half of A, and B
+    assert terms["block products"] == pytest.approx(2 * 10 * 30 * 40 / 1e9 + read)
     assert terms["transfers"] == 1.5
     assert terms["scheduling"] == 1e-3
     # B's one block is with one of the two workers, the other one has nothing to do until it comes.
