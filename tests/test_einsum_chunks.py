@@ -7,7 +7,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import multimm
@@ -86,6 +86,7 @@ def test_dask_is_not_asked_for_small_blocks(monkeypatch):
 
 
 @given(contractions(), st.sampled_from((1, 3, 20, 10**6)))
+@example(("bij,bjk->kbi", [((1, 6), (8, 16, 16), (0,)), ((2, 5), (0,), (1,))]), 1)
 def test_blocks_are_the_operands_cut_down_to_a_limit(case, most):
     subscripts, chunks = case
     terms, _, out = subscripts.partition("->")

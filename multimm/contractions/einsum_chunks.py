@@ -71,7 +71,8 @@ def limited_chunks(
     alone = [[x for x in own if x in made and uses[x] == 1] for own in labels]
     turns = [[x] for x in out if uses[x] > 1]
     turns += [[x for x in labels if x] for labels in zip_longest(*alone)]
-    for together in turns:
+    for labels_in_turn in turns:
+        together = [label for label in labels_in_turn if max(made[label]) > 1]
         # Equal ones are cut alike: else X'X of one array twice would be no symmetric product.
         alike = len({made[x] for x in together}) == 1
         parts = 1
