@@ -80,7 +80,7 @@ def most_elements(problem: Problem, cluster: ClusterSpec) -> Most:
     are joined. Workers take larger blocks, for each task costs them a message
     (docs/decisions/memory-and-faults.md).
     """
-    if cluster.slowest.kind == "gpu" or cluster.slowest.spills:
+    if cluster.slowest.kind == "gpu" or cluster.slowest.spills or not cluster.alone:
         return Most()
     least = usual_edges(problem, cluster)[1] ** 2
     a, b = (tuple(map(max, spec.chunks[-2:])) for spec in (problem.a, problem.b))
