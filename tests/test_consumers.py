@@ -115,7 +115,7 @@ SIDES, CHUNK = (2560, 512, 2560), 512
 #: which share of C.
 TIMES, LITTLE = 1.5, 0.3
 #: How often a product may be run: what threads hold at once is a matter of timing.
-RUNS = 3
+RUNS = 6
 CONSUMERS = {
     "(C - 1).std()": lambda c: (c - 1).std(),
     "C.sum()": lambda c: c.sum(),
