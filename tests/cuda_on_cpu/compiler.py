@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -77,8 +78,9 @@ def _cache() -> Path:
         except OSError:
             continue
         for old in folder.iterdir():
-            if time.time() - old.stat().st_mtime > KEPT_SECONDS:
-                old.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # of another process, which is through with it
+                if time.time() - old.stat().st_mtime > KEPT_SECONDS:
+                    old.unlink()
         return folder
     raise RuntimeError(f"neither {home} nor {tempfile.gettempdir()} can be written to")
 
