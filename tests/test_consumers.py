@@ -178,3 +178,10 @@ def test_what_uses_c_holds_no_more_of_it_than_of_dasks_product(threads, user, ki
         use = CONSUMERS[user]
         most = max(TIMES * peak_of(use(theirs)), LITTLE * theirs.nbytes)
         assert any(peak_of(use(ours)) < most for _ in range(RUNS))
+
+
+def test_blocks_for_consumers_cut_no_short_k():
+    """Of 10,000 chunks of A blocks of C in 10 columns are made, and k is not cut for them."""
+    a, b = da.ones((10**6, 100), chunks=(100, 100)), da.ones((100, 10), chunks=(100, 10))
+    with dask.config.set(scheduler="threads", num_workers=2):
+        assert multimm.plan(a, b).tasks < 100

@@ -117,8 +117,7 @@ def _blocks(
     chains = cluster.threads * (CHAINS if grid.workers > 1 else 1)
     counts = count_c(problem, grid, parallel, chains, edge, least, cut, most.c)
     loops = without_blas(problem, cluster)
-    tiled = _no_longer(cut) if loops else cut
-    k_tiles = count_k_tiles(problem, grid, counts, edge, least, tiled, most.operand)
+    k_tiles = count_k_tiles(problem, grid, counts, edge, least, _no_longer(cut) if loops else cut)
     keep = least if cut.given or (loops and _longest_chunk(problem) <= edge) else 0
     keep = keep if cut.joined else AS_GIVEN
     if k_parts and cut.given:

@@ -67,7 +67,6 @@ class Most(NamedTuple):
     """Elements of a block, at most."""
 
     c: int = MOST_ELEMENTS  #: of each matrix
-    operand: int = MOST_ELEMENTS  #: of each matrix
     stack: int = MOST_ELEMENTS  #: of all matrices that are joined
 
 
@@ -85,9 +84,8 @@ def most_elements(problem: Problem, cluster: ClusterSpec) -> Most:
     least = usual_edges(problem, cluster)[1] ** 2
     a, b = (tuple(map(max, spec.chunks[-2:])) for spec in (problem.a, problem.b))
     c = a[0] * b[1]
-    operand = max(c, prod(a), prod(b))
-    sizes = c, operand, operand * prod(map(max, problem.batch_chunks))
-    return Most(*(min(MOST_ELEMENTS, max(least, size)) for size in sizes))
+    stack = max(c, prod(a), prod(b)) * prod(map(max, problem.batch_chunks))
+    return Most(*(min(MOST_ELEMENTS, max(least, size)) for size in (c, stack)))
 
 
 def count_c(
@@ -116,7 +114,6 @@ def count_k_tiles(
     edge: int,
     least: int,
     cut: Cut,
-    most: int,
 ) -> int:
     """K-tiles, beside so many block rows and block columns of C."""
     k, p_k = problem.k, grid.p_k
@@ -125,7 +122,7 @@ def count_k_tiles(
     if grid.workers > 1 and k // (2 * k_tiles) >= least:
         k_tiles *= 2  # at least two k-tiles per part: the second travels while the first is used
     k_tiles = max(p_k, min(ceil(k_tiles * cut.k_tiles), max(k_tiles, k // least)))
-    return max(k_tiles, ceil_div(max(sides) * k, most))
+    return max(k_tiles, ceil_div(max(sides) * k, MOST_ELEMENTS))
 
 
 @remembered
