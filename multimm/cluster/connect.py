@@ -160,8 +160,8 @@ def _connected(address: str, timeout: float, security: Security | None) -> Clien
     """Connect, up to three times where distributed does not expect what happens.
 
     What the scheduler tells all clients, such as that one cancels tasks, may come in one message
-    with its answer, where distributed expects that alone. And a busy machine may take longer to
-    start a thread than the 10 s that distributed gives it.
+    with its answer, where distributed expects that alone. And now and then the thread of a new
+    event loop does not begin within the 10 s that distributed gives it; why is not known.
     """
     from multimm.cluster.client import ClusterClient
 

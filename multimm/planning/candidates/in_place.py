@@ -13,7 +13,11 @@ from dataclasses import replace
 from itertools import chain, product
 
 from multimm.planning.blocking import lay_out
-from multimm.planning.candidates.owner_computes import in_partial_products, with_most
+from multimm.planning.candidates.owner_computes import (
+    held_of_ranges,
+    in_partial_products,
+    with_most,
+)
 from multimm.planning.cost.communication import bound_2d, volume
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
@@ -98,17 +102,7 @@ def parts_in_place(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Ran
 
 
 def _most_of_each_range(known: Sequence[MatrixSpec]) -> tuple[int, ...]:
-    """For each range of k the worker that has most of A and B there, none of them for too many.
-
-    Parameters
-    ----------
-    known : sequence of MatrixSpec
-        A, and B transposed, if it is known where they lie.
-    """
-    held = [Counter[int]() for spec in known[:1] for _ in spec.chunks[1]]
-    for spec in known:
-        sizes = product(spec.chunks[0], enumerate(spec.chunks[1]))
-        for owner, (rows, (place, columns)) in zip(spec.owners, sizes, strict=True):
-            held[place][owner] += rows * columns * spec.itemsize
+    """For each range of k the worker that has most of A and B there, none of them for too many."""
+    held = held_of_ranges(known)
     workers = sorted({*chain(*held)})
     return with_most(held, workers, ceil_div(len(held), max(1, len(workers))))

@@ -98,11 +98,7 @@ def _by_k(spec: MatrixSpec, other: MatrixSpec, cluster: ClusterSpec) -> Iterator
         return
     if not 1 < len(columns) <= MOST_RANGES:
         return
-    held = [Counter[int]() for _ in columns]
-    for operand in (spec, other):
-        sizes = product(operand.chunks[0], range(len(columns)))
-        for owner, (size, place) in zip(operand.owners, sizes, strict=True):
-            held[place][owner] += size * columns[place]
+    held = held_of_ranges((spec, other))
     yield with_most(held, range(workers), ceil_div(len(columns), workers)) * len(rows)
 
 
@@ -179,6 +175,22 @@ def _output_tiles(
         cuts = [0, *(bisect_right(ends, end) for end in accumulate(lengths))]
         found[tuple(end - start for start, end in pairwise(cuts))] = None
     yield from found
+
+
+def held_of_ranges(known: Sequence[MatrixSpec]) -> list[Counter[int]]:
+    """For each range of k the bytes that each worker has of A and B there.
+
+    Parameters
+    ----------
+    known : sequence of MatrixSpec
+        A, and B transposed, if it is known where they lie: in equal chunks along k.
+    """
+    held = [Counter[int]() for spec in known[:1] for _ in spec.chunks[1]]
+    for spec in known:
+        sizes = product(spec.chunks[0], enumerate(spec.chunks[1]))
+        for owner, (rows, (place, columns)) in zip(spec.owners, sizes, strict=True):
+            held[place][owner] += rows * columns * spec.itemsize
+    return held
 
 
 def with_most(held: list[Counter[int]], workers: Sequence[int], most: int) -> tuple[int, ...]:

@@ -108,12 +108,7 @@ def count_c(
 
 
 def count_k_tiles(
-    problem: Problem,
-    grid: Grid,
-    counts: tuple[int, int],
-    edge: int,
-    least: int,
-    cut: Cut,
+    problem: Problem, grid: Grid, counts: tuple[int, int], edge: int, least: int, cut: Cut
 ) -> int:
     """K-tiles, beside so many block rows and block columns of C."""
     k, p_k = problem.k, grid.p_k
