@@ -68,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
 #: modules that a part has beside its folders may use them and be used: no circle may come of it.
 FOLDERS: dict[str, set[str]] = {
     "cluster.inspect": {"planning", "gpu"},
-    "cluster.calibration": {"cluster.inspect", "planning", "graph", "gpu"},
+    "cluster.calibration": {"cluster.inspect", "cluster.plugins", "planning", "graph", "gpu"},
     "cluster.plugins": {"cluster.inspect", "graph", "gpu"},
     "files.output": set(),
     "graph.tasks": {"blocks", "failures", "shapes", "planning", "gpu"},

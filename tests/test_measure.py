@@ -6,9 +6,11 @@ import asyncio
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
+from types import SimpleNamespace
 
 import dask
 import pytest
@@ -23,6 +25,7 @@ from multimm.cluster.calibration import probes, store
 from multimm.cluster.calibration import run as calibration_run
 from multimm.cluster.calibration.probes import Effort, product_gflops
 from multimm.cluster.inspect.cluster_spec import listed
+from multimm.cluster.plugins.warmup import WarmUp
 from multimm.errors import ClusterError
 from multimm.planning.explain.workers import rates as rates_text
 from multimm.planning.spec import (
@@ -85,6 +88,31 @@ def test_products_are_those_of_tasks_and_right(monkeypatch, adds):
     assert second == pytest.approx((1 + adds) * (a.astype("f8") @ b), abs=1e-4)
     assert 0.5 < a.std() < 1.5
     assert abs(a - b.T).max() > 0.1
+
+
+def test_no_product_is_measured_beside_a_warm_up(monkeypatch):
+    done = []
+
+    class SlowWarmUp(WarmUp):
+        def __init__(self):
+            super().__init__()
+            self._behind = asyncio.ensure_future(asyncio.sleep(0.1))
+            self._behind.add_done_callback(lambda task: done.append("warm-up"))
+
+    monkeypatch.setattr(probes, "product_gflops", lambda *given: done.append("product") or 1.0)
+    monkeypatch.setattr(probes, "by_dask_cuda", lambda worker: False)
+
+    async def measured():
+        with ThreadPoolExecutor(1) as threads:
+            worker = SimpleNamespace(
+                plugins={WarmUp.name: SlowWarmUp()},
+                executors={"default": threads},
+                state=SimpleNamespace(nthreads=1),
+            )
+            return await probes.product_rate(worker, precision="ieee", efforts=QUICK)
+
+    assert asyncio.run(measured()) == 1.0
+    assert done == ["warm-up", "product"]
 
 
 @pytest.fixture

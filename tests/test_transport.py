@@ -263,8 +263,8 @@ def test_what_host_memory_needs_comes_behind_the_start_and_a_failure_is_only_log
         plugin.setup(here)
         await plugin.finished()
         done = [*calls]
-        may_copy.set()
-        await plugin._behind
+        asyncio.get_running_loop().call_later(0.1, may_copy.set)
+        await plugin.over()
         return done
 
     here.scheduler = SimpleNamespace(ncores=nobody)

@@ -78,6 +78,11 @@ class WarmUp(WorkerPlugin):
         if self._running is not None:
             await asyncio.wait([self._running])
 
+    async def over(self) -> None:
+        """Wait for what comes behind that as well."""
+        if self._behind is not None:
+            await asyncio.wait([self._behind])
+
     async def _warm_up(self, worker: Worker) -> None:
         started = time.monotonic()
         compiling = asyncio.ensure_future(_compile(worker))
@@ -198,6 +203,13 @@ async def _finish(dask_worker: Worker) -> None:
     plugin = dask_worker.plugins.get(NAME)
     if isinstance(plugin, WarmUp):
         await plugin.finished()
+
+
+async def wait_until_over(dask_worker: Worker) -> None:
+    """Runs on a worker: wait until nothing of the warm-up takes its time any more."""
+    plugin = dask_worker.plugins.get(NAME)
+    if isinstance(plugin, WarmUp):
+        await plugin.over()
 
 
 def _met(dask_worker: Worker) -> dict[str, float]:
