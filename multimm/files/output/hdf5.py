@@ -8,7 +8,6 @@ into: HDF5 files do not survive a crash in the middle of that.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 from dataclasses import replace
@@ -22,8 +21,6 @@ from multimm.files.identity import State
 from multimm.files.output import kept
 from multimm.files.stored import Location, StoredMatrix, allocate, few, package
 
-#: Linux's ioctl that has two files share their blocks until one is written to.
-FICLONE = 0x40049409
 #: Where nobody names the dataset.
 DEFAULT = "C"
 
@@ -141,16 +138,14 @@ def copy(source: Path, unfinished: Path) -> State:
     with opened(str(source), "r"):  # a writer that uses HDF5 has it locked
         before = state(source)
         with open(source, "rb") as old, open(unfinished, "rb+") as new:
-            try:
-                fcntl.ioctl(new.fileno(), FICLONE, old.fileno())
-            except OSError:
-                _copy_bytes(old, new)
+            _copy_bytes(old, new)
         if state(source) != before:
             raise OSError(errno.EBUSY, "it changes while it is copied")
     return before
 
 
 def _copy_bytes(old: Any, new: Any) -> None:
+    """Copy all of a file; Linux has both share their blocks where the file system can."""
     left = os.fstat(old.fileno()).st_size
     try:
         while left and (done := os.copy_file_range(old.fileno(), new.fileno(), left)):

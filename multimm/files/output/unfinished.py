@@ -91,16 +91,18 @@ class Claim:
             said = os.pread(held, 200, 0).decode("utf-8", "replace")
             if said and not said.startswith(WRITER):
                 raise OSError(errno.EEXIST, "it is no file of multimm")
-            if not free or not (locks or _is_over(said)):
+            if not free or (said and not locks):
                 who = said.removeprefix(WRITER).strip() or "it began just now"
+                over = "" if locks else f"; if it has ended, remove {self.lock}"
                 raise FileFormatError(
                     f"{self.target}: another run is writing it ({who}): wait for its end, or "
-                    "choose another name"
+                    f"choose another name{over}"
                 )
             with suppress(FileNotFoundError):
                 if os.path.samestat(found, os.stat(self.lock, follow_symlinks=False)):
                     os.ftruncate(held, 0)
-                    os.pwrite(held, f"{WRITER}{_me()}\n".encode(), 0)
+                    me = f"process {os.getpid()} on {socket.gethostname()}"
+                    os.pwrite(held, f"{WRITER}{me}\n".encode(), 0)
                     held, mine = -1, held
                     return mine
             return None
@@ -165,26 +167,6 @@ class Claim:
             with self:
                 pass
         return found
-
-
-def _me() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"
-
-
-def _is_over(said: str) -> bool:
-    """Whether who wrote this into a lock file has ended, as far as can be known from here."""
-    match = re.fullmatch(rf"{WRITER}process (\d+) on (.*)\n", said)
-    if match is None:
-        return True
-    if match[2] != socket.gethostname():
-        return False
-    try:
-        os.kill(int(match[1]), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def remove(path: Path) -> None:
