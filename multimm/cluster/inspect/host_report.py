@@ -9,10 +9,9 @@ import itertools
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
 from typing import Any, Literal
 
-from multimm.cluster.inspect import same_name
 from multimm.cluster.inspect.devices import (
     Gpu,
     driver_cuda,
@@ -21,7 +20,7 @@ from multimm.cluster.inspect.devices import (
     nvml_handle,
     visible_gpus,
 )
-from multimm.errors import DISTRIBUTION, how_to_install
+from multimm.errors import DISTRIBUTION, how_to_install, printable
 
 #: Distributions by the name of what they provide; CUDA 12 and 13 have builds of their own.
 PACKAGES = {
@@ -104,7 +103,7 @@ def gather() -> Facts:
         links,
         packages,
         tuple(_asked_in_vain(dict(itertools.chain(*packages.values())))),
-        tuple(same_name.others()),
+        tuple(_of_our_name()),
     )
 
 
@@ -116,6 +115,19 @@ def _installed(names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
         except PackageNotFoundError:
             continue
     return tuple(found)
+
+
+def _of_our_name() -> Iterator[str]:
+    """Other distributions with files in a package `multimm`: pip lets all write to one folder.
+
+    The `multimm` of the public package index, a modeller of chromatin, is one.
+    """
+    for name in dict.fromkeys(packages_distributions().get("multimm", ())):
+        if name != DISTRIBUTION:
+            yield (
+                f"{printable(name)} {printable(version(name))} is installed, which has the import "
+                f"name multimm, too: it and {DISTRIBUTION} overwrite each other's files"
+            )
 
 
 def _asked_in_vain(found: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -169,7 +181,7 @@ def usable(found: list[Finding]) -> bool:
 
 
 def _same_name(facts: Facts) -> Iterator[Finding]:
-    """Each overwrites files of the other when it is installed, and takes them away when it goes."""
+    """Who comes later overwrites files of the other, and who is uninstalled takes them away."""
     remedy = f"pip uninstall multimm {DISTRIBUTION}; {how_to_install()}"
     for sentence in facts.same_name:
         yield Finding("problem", sentence, remedy)
