@@ -23,7 +23,7 @@ from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 STRANGER = 54321
 FOUND = Rates(
     (DeviceRates(H200.name, H200.gflops, 60_000.0, 3e3, (("float32", 170_000.0),), "2026-11-21"),),
-    (LinkRates("ucxx", H200.name, False, 100.0, 120.0, 2e-4, "2026-11-21"),),
+    (LinkRates("ucxx", H200.name, False, 100.0, 2e-4, "2026-11-21"),),
 )
 
 
@@ -193,7 +193,7 @@ DAMAGED = {
     "a list": b"[]",
     "a number": b"1e400",
     "deep": nested(200_000),
-    "deep inside": b'{"format": 1, "devices": ' + nested(200_000) + b', "links": []}',
+    "deep inside": b'{"format": 3, "devices": ' + nested(200_000) + b', "links": []}',
     "huge": b'{"format": ' + b"9" * 100_000 + b"}",
     "not UTF-8": b"\xff\xfe\x00\xd8",
     "binary": bytes(range(256)) * 20,
@@ -268,31 +268,27 @@ def test_a_file_that_is_not_to_be_trusted_is_not_used_and_is_replaced(
     assert not elsewhere.exists() or elsewhere.read_bytes() == good
 
 
-def edited(**changes):
-    """Rates with some values changed, of the device or of the link that has them."""
-    content = {
-        "format": 1,
-        "devices": [FOUND.devices[0]._asdict()],
-        "links": [FOUND.links[0]._asdict()],
-    }
+def edited(path, **changes):
+    """Change some values of rates that were written, of the device or of the link that has them."""
+    content = json.loads(path.read_text())
     for name, value in changes.items():
         for entry in content["devices"] + content["links"]:
             if name in entry:
                 entry[name] = value
-    return json.dumps(content)
+    path.write_text(json.dumps(content))
 
 
-NO_RATES = [5e-324, 1e-300, 0, -0.0, -5, 1e300, 10**400, float("nan"), float("inf"), "1", None, []]
+NO_RATES = [-5, float("nan"), float("inf"), "1", None, []]
 
 
 @pytest.mark.parametrize("value", NO_RATES, ids=lambda value: f"{value!r:.9}")
-@pytest.mark.parametrize(
-    "name", ["gflops", "shipped_gflops", "packed_gflops", "gbps", "pair_gbps", "latency_s"]
-)
+@pytest.mark.parametrize("name", ["gflops", "copy_gbps", "packed_gflops", "gbps", "latency_s"])
 def test_rates_that_nothing_has_make_no_plan(home, name, value, caplog):
     if name == "packed_gflops":
         value = [["float32", value]]
-    (home / "rates.json").write_text(edited(**{name: value}))
+    store.keep(FOUND)
+    edited(home / "rates.json", **{name: value})
+    store.forget()
     assert store.stored() == Rates()
     assert len(warnings(caplog)) == 1
     spec = store.applied(ClusterSpec.homogeneous(H200, 4), store.stored())

@@ -68,6 +68,5 @@ def test_the_link_between_two_gpus_is_measured(protocol, least):
     (way,) = store.stored().links
     assert (way.protocol, way.between) == (protocol, False)
     assert least < spec.link.gbps < 1000.0
-    assert way.pair_gbps > least
     assert 1e-6 < spec.link.latency_s < 0.1
     assert shipped == spec.link

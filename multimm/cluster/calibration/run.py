@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from multimm.cluster.calibration.probes import (
@@ -174,17 +173,10 @@ def _links(
         how = {"peers": peers, "seconds": effort.link_seconds, "gpu": gpu}
         one, size = list(peers)[:1], effort.block_bytes
         crowd = _on_workers(client, fetch_seconds, list(peers), nbytes=size, **how)
-        alone = _on_workers(client, fetch_seconds, one, nbytes=size, **how)
         (waits,) = _on_workers(client, fetch_seconds, one, nbytes=SMALL_BYTES, **how).values()
-        rate = partial(_gbps, size, waits)
-        rates.append(
-            LinkRates(
-                protocol(spec), models(spec), between,
-                gbps=_rounded(rate(max(crowd.values()))),
-                pair_gbps=_rounded(rate(alone[one[0]])),
-                latency_s=_rounded(waits), measured=_today(),
-            )
-        )  # fmt: skip
+        rate = _rounded(_gbps(size, waits, max(crowd.values())))
+        kind = protocol(spec), models(spec), between
+        rates.append(LinkRates(*kind, rate, _rounded(waits), _today()))
         logger.info("%s", rates[-1])
     return tuple(rates)
 

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from multimm.errors import printable
 from multimm.gpu.runtime import file_cache
-from multimm.planning.devices import LOCAL_TCP, NVLINK, RATES, DeviceSpec, Link
+from multimm.planning.devices import LOCAL_TCP, NVLINK, DeviceSpec, Link
 from multimm.planning.hardware import ClusterSpec
 
 logger = logging.getLogger(__name__)
 
 _FORMAT = 3
-#: What a measured rate may be, at most, times what was shipped, or at least a part of it; and
-#: rates and latencies of links, GB/s and seconds, and rates of copies, GB/s. Arbitrary: what is
-#: beyond was not measured.
-_FAR, _LINKS, _LATENCIES, _COPIES = 1e4, (1e-4, 1e6), (1e-9, 60.0), (1e-2, 1e6)
+#: Characters that a warning repeats of what is wrong with the file. Arbitrary.
+MOST_CHARACTERS = 200
 #: How blocks travel between workers on paper, which have no addresses.
 _PROTOCOLS = {NVLINK.name: "ucxx", LOCAL_TCP.name: "tcp"}
 
@@ -53,7 +51,6 @@ class LinkRates(NamedTuple):
     devices: str  #: names of what the workers compute on
     between: bool  #: from one host to another
     gbps: float  #: that each worker receives, while all do
-    pair_gbps: float  #: of one pair alone
     latency_s: float
     measured: str  #: the day
 
@@ -120,52 +117,35 @@ def _joined(*several: Rates) -> Rates:
 
 
 def _read(where: Path | None) -> Rates:
-    return file_cache.load(where, _parsed, "measure again") or Rates()
+    """What a file holds; nothing where it is missing, not to be trusted, damaged or another's."""
+    if where is None or (raw := file_cache.read(where)) is None:
+        return Rates()
+    try:
+        return _parsed(json.loads(raw))
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        said = printable(repr(error))[:MOST_CHARACTERS]
+        logger.warning(
+            "%s is damaged, or another release's (%s), and is ignored: measure again", where, said
+        )
+    return Rates()
 
 
 def _parsed(content: Any) -> Rates:
+    """Of the JSON; what plans cannot be made from is an error of a wrong value, type or key."""
     if content["format"] != _FORMAT:
-        raise file_cache.OtherVersionError("is of another version")
-    return Rates(
-        tuple(_device_rates(entry) for entry in content["devices"]),
-        tuple(_link_rates(entry) for entry in content["links"]),
+        raise ValueError("another format")
+    devices = [DeviceRates(*(x[name] for name in DeviceRates._fields)) for x in content["devices"]]
+    found = Rates(
+        tuple(x._replace(packed_gflops=tuple((a, b) for a, b in x.packed_gflops)) for x in devices),
+        tuple(LinkRates(*(x[name] for name in LinkRates._fields)) for x in content["links"]),
     )
-
-
-def _device_rates(entry: Mapping[str, Any]) -> DeviceRates:
-    shipped = file_cache.number(entry["shipped_gflops"], *RATES)
-    near = shipped / _FAR, shipped * _FAR
-    packed = tuple(
-        (file_cache.text(name), file_cache.number(rate, *near))
-        for name, rate in entry["packed_gflops"]
-    )
-    return DeviceRates(
-        file_cache.text(entry["name"]),
-        shipped,
-        file_cache.number(entry["gflops"], *near),
-        file_cache.number(entry["copy_gbps"], *_COPIES),
-        packed,
-        _day(entry["measured"]),
-        file_cache.text(entry["driver"]) if entry["driver"] != "" else "",
-    )
-
-
-def _link_rates(entry: Mapping[str, Any]) -> LinkRates:
-    if type(entry["between"]) is not bool:
-        raise TypeError(f"{entry['between']!r} is neither true nor false")
-    return LinkRates(
-        file_cache.text(entry["protocol"]),
-        file_cache.text(entry["devices"]),
-        entry["between"],
-        file_cache.number(entry["gbps"], *_LINKS),
-        file_cache.number(entry["pair_gbps"], *_LINKS),
-        file_cache.number(entry["latency_s"], *_LATENCIES),
-        _day(entry["measured"]),
-    )
-
-
-def _day(value: object) -> str:
-    return date.fromisoformat(file_cache.text(value)).isoformat()
+    for one in found.devices:
+        DeviceSpec(one.name, "gpu", 1, one.gflops, one.copy_gbps, packed_gflops=one.packed_gflops)
+        date.fromisoformat(one.measured)
+    for link in found.links:
+        Link(link.protocol, link.gbps, link.latency_s)
+        date.fromisoformat(link.measured)
+    return _joined(found)
 
 
 def applied(spec: ClusterSpec, rates: Rates, *, scattered: bool = False) -> ClusterSpec:

@@ -9,25 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import os
 import secrets
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
-from multimm.errors import printable
 from multimm.gpu.runtime.trusted_files import UntrustedError, open_file, own_folder
 
 logger = logging.getLogger(__name__)
 
-Content = TypeVar("Content")
-
 #: Bytes of a file; a kernel has some 100 kB, and other files less. Arbitrary.
 MOST_BYTES = 2**26
-#: Characters of a name, and of what a warning repeats of a damaged file. Arbitrary.
-MOST_CHARACTERS = 200
 
 
 def directory() -> Path | None:
@@ -84,58 +76,6 @@ def read(path: Path) -> bytes | None:
     except OSError:
         pass
     return None
-
-
-def load(path: Path | None, parse: Callable[[Any], Content], again: str) -> Content | None:
-    """What a JSON file holds, or None where it is missing, not to be trusted or damaged.
-
-    Parameters
-    ----------
-    path : Path or None
-    parse : callable
-        Makes of the parsed JSON what is wanted. What it cannot be made of is damaged: by any
-        error of a wrong type, value or key. `OtherVersionError` says why else it is of no use.
-    again : str
-        What to do to have the file written anew.
-    """
-    if path is None or (raw := read(path)) is None:
-        return None
-    try:
-        return parse(json.loads(raw, parse_constant=_no_number))
-    except OtherVersionError as error:
-        reason = str(error)
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-        reason = f"is damaged ({printable(repr(error))[:MOST_CHARACTERS]})"
-    except RecursionError:
-        reason = "is damaged (nested too deeply)"
-    logger.warning("%s %s and is ignored: %s", path, reason, again)
-    return None
-
-
-class OtherVersionError(ValueError):
-    """A file is undamaged, and for something else; the text goes on from its name."""
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number")
-
-
-def number(value: object, least: float, most: float) -> float:
-    """A value of a file as a number within bounds; anything else is an error."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is no number")
-    if not least <= value <= most:
-        raise ValueError(f"{value!r} is not between {least} and {most}")
-    return float(value)
-
-
-def text(value: object) -> str:
-    """A value of a file as a short name without control characters; else an error."""
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no name")
-    if not 0 < len(value) <= MOST_CHARACTERS or printable(value) != value:
-        raise ValueError(f"{value[:MOST_CHARACTERS]!r} is no name")
-    return value
 
 
 def write(path: Path, content: bytes) -> bool:
