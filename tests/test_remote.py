@@ -238,11 +238,11 @@ for address, package in [("s3://b/x.npy", "s3fs"), ("https://h/x.npy", "aiohttp"
         print(error)
 """
     lines = python("-c", code).stdout.splitlines()
-    for line, start, end in zip(
+    for line, start, named in zip(
         lines,
         ("s3://b/x.npy: ", "https://h/x.npy: ", "memory://x.npy: "),
-        ("pip install fsspec s3fs", "pip install fsspec aiohttp", "pip install fsspec"),
+        ("Install s3fs", '"aiohttp" to be installed', "pip install fsspec"),
         strict=True,
     ):
         assert line.startswith(start)
-        assert line.endswith(end)
+        assert named in line

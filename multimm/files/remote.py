@@ -15,21 +15,6 @@ from multimm.errors import FileFormatError, one_line
 
 #: ``s3://...``, and chains such as ``simplecache::s3://...``.
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::|://)")
-#: Protocol -> what fsspec needs for it, where that is not named like it.
-_NEEDS = {
-    "s3": "s3fs",
-    "s3a": "s3fs",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "http": "aiohttp",
-    "https": "aiohttp",
-    "abfs": "adlfs",
-    "abfss": "adlfs",
-    "az": "adlfs",
-    "hdfs": "pyarrow",
-    "sftp": "paramiko",
-    "ssh": "paramiko",
-}
 #: What file systems call a tag of an object's content, and the time of its last change.
 _TAGS = ("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "Digest", "generation")
 _TIMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "modified", "created")
@@ -46,20 +31,17 @@ def is_remote(text: str) -> bool:
 
 def file_system(address: str) -> tuple[Any, str]:
     """fsspec's file system for an address, and the path in there."""
-    protocol = re.split("::|://", address)[0].lower()
-    needed = _NEEDS.get(protocol)
-    install = " ".join(["pip install fsspec", *([needed] if needed else [])])
     try:
         url_to_fs = import_module("fsspec.core").url_to_fs
     except ImportError:
         raise FileFormatError(
             f"{address}: remote addresses are read with the package fsspec, which is not "
-            f"installed: {install}"
+            "installed: pip install fsspec"
         ) from None
     try:
         found: tuple[Any, str] = url_to_fs(address, use_listings_cache=False)
-    except ImportError as error:
-        raise FileFormatError(f"{address}: {one_line(error)}: {install}") from None
+    except ImportError as error:  # it says what to install for this protocol
+        raise FileFormatError(f"{address}: {one_line(error)}") from None
     except ValueError as error:
         raise FileFormatError(
             f"{address}: fsspec cannot use this address ({one_line(error)}); give a local path or "
