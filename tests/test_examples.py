@@ -44,11 +44,3 @@ def test_a_script_starts_its_workers_and_leaves_nothing(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout
     assert not list(tmp_path.iterdir())
-
-
-def test_examples_are_short_and_start_their_workers_as_scripts_must():
-    for example in EXAMPLES:
-        text = example.read_text()
-        assert len(text.splitlines()) < 60, example.name
-        guarded = text.partition('\nif __name__ == "__main__":\n    with multimm.cluster.start()')
-        assert guarded[1], example.name

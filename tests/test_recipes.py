@@ -65,14 +65,6 @@ def test_named_files_exist(readme):
         assert list(CLUSTER.rglob(name)), name
 
 
-def test_every_recipe_says_how_to_connect():
-    for folder in ("slurm", "kubernetes", "ssh", "tls"):
-        text = (CLUSTER / folder / "README.md").read_text()
-        source = "".join(path.read_text() for path in (CLUSTER / folder).glob("*.py"))
-        assert "overlap=True" in text + source, folder
-        assert "multimm.cluster.connect(" in text + source, folder
-
-
 # ----------------------------------------------------------------------- tls
 
 

@@ -107,18 +107,6 @@ def test_documents_and_figures_agree_with_the_records():
     assert outdated == [], "stale: run python -m multimm_benchmarks.report"
 
 
-def test_each_table_stands_in_one_document():
-    found = {
-        path.relative_to(records.ROOT).as_posix(): blocks.tables_of(path.read_text("utf-8"))
-        for path in sorted({*blocks.PAGES, *records.ROOT.glob("docs/**/*.md")})
-    }
-    named = [name for names in found.values() for name in names]
-    assert sorted(named) == sorted((*blocks.TABLES, blocks.PREDICTION))
-    assert found["docs/benchmarks.md"] == ["verdict"]
-    assert found["README.md"] == []
-    assert blocks.figures((records.ROOT / "README.md").read_text("utf-8")) == ["strong-scaling"]
-
-
 @pytest.fixture
 def readme(tmp_path, monkeypatch):
     """One README with two figures and a table, in a tree of its own."""

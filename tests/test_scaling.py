@@ -24,7 +24,7 @@ from multimm_benchmarks.harness import WrongResultError
 from multimm_benchmarks.limit import Limit
 from multimm_benchmarks.peers import SYSTEMS
 from multimm_benchmarks.peers.base import Machine, System
-from multimm_benchmarks.sweep_cases import KINDS, Product
+from multimm_benchmarks.sweep_cases import Product
 
 GB = 10**9
 CPU = Machine("cpu", 2, 8 * GB, 8 * GB, 60.0)
@@ -413,20 +413,3 @@ def test_a_failed_case_of_ours_is_exit_code_1_and_a_wrong_product_too(monkeypatc
         assert result.exit_code == 1
         for text in texts:
             assert text in result.output
-
-
-ROOT = records.ROOT
-
-
-# Versions of records
-
-
-def test_the_documentation_names_every_case_and_system():
-    text = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
-    for name in (*KINDS, *SYSTEMS):
-        assert f"| `{name}` |" in text
-    command = CliRunner().invoke(main, ["bench", "--help"])
-    for option in ("--gpus", "--workers", "--cases", "--peers", "--precisions", "--repeats",
-                   "--longest", "--quick", "--output", "--restart", "--close"):  # fmt: skip
-        assert option in command.output
-        assert option in text
