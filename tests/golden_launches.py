@@ -31,13 +31,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stand_in import Stream, forget
 
 from multimm.gpu import complex_gemm, kernel_selection, product
 from multimm.gpu.elementwise.reduce import add_partials
 from multimm.gpu.elementwise.transpose import transpose
 from multimm.gpu.emulated.pack import pack
 from multimm.gpu.emulated.packed import PackedBlock
-from multimm.gpu.runtime import launch, launch_cache
+from multimm.gpu.runtime import launch
 
 FILE = Path(__file__).parent / "golden" / "launches.jsonl"
 #: Multiprocessors by compute capability: T4, A100, RTX 4090, H100.
@@ -89,12 +90,6 @@ class Device(contextlib.nullcontext):
     @property
     def attributes(self) -> dict[str, int]:
         return {"MultiProcessorCount": GPUS[recorder.on]}
-
-
-class Stream(contextlib.nullcontext):
-    """The current one."""
-
-    ptr = 0
 
 
 class Recorder:
@@ -200,13 +195,6 @@ def recording(on: int = 90) -> Iterator[Recorder]:
         forget()
         yield recorder
     forget()
-
-
-def forget() -> None:
-    """Nothing is known of this device, nor of calls."""
-    launch_cache.forget()
-    launch.kernel_for.cache_clear()
-    launch.device_of.cache_clear()
 
 
 def array(text: str, name: str) -> Array:

@@ -181,11 +181,6 @@ class Change(NamedTuple):
         return not stays or any(ratios[name] > limit for name, limit in MEASURES.items())
 
     @property
-    def better(self) -> bool:
-        """Whether he is better off in some way, and worse in none."""
-        return not self.worse and any(ratio < 1 for ratio in self.ratios.values())
-
-    @property
     def seen(self) -> bool:
         """Whether anything else is planned, or predicted by more than rounding."""
         close = 1 / SLOWER < self.ratios["seconds"] < SLOWER
@@ -222,17 +217,10 @@ def summary(changes: list[Change]) -> str:
         finite = [x for x in ratios if 0 < x < float("inf")]
         mean = exp(sum(map(log, finite)) / max(1, len(finite)))
         lines.append(f"{name:<8} {worse} worse, {better} better, {mean:.4f} of before on average")
-    worst = sorted(filter(_is_worse, known), key=_by_how_much, reverse=True)
+    worst = [change for change in known if change.worse]
+    worst.sort(key=lambda change: max(change.ratios.values()), reverse=True)
     lines += [f"{len(worst)} plans worse; the worst:"] * bool(worst)
     return "\n".join((*lines, *map(str, worst[:10])))
-
-
-def _is_worse(change: Change) -> bool:
-    return change.worse
-
-
-def _by_how_much(change: Change) -> float:
-    return max(change.ratios.values())
 
 
 def rewrite(changes: list[Change]) -> None:

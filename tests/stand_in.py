@@ -585,12 +585,13 @@ def standing_in() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", fake_cupy())
         patch.setattr(launch, "_loaded", lambda text, entry, *_: Kernel(text, entry))
-        _forget()
+        forget()
         yield
-    _forget()
+    forget()
 
 
-def _forget() -> None:
+def forget() -> None:
+    """Nothing is known of this device, nor of calls, and nothing has run."""
     launch_cache.forget()
     launch.kernel_for.cache_clear()
     launch.device_of.cache_clear()
