@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from distributed import Worker, WorkerPlugin
@@ -63,23 +62,20 @@ class Overlap(WorkerPlugin):
 
     def __init__(self) -> None:
         self.reason = ""
-        self._undo: list[Callable[[], None]] = []
 
     def setup(self, worker: Worker) -> None:
-        """Replace the wait; runs again in a worker that its nanny starts again."""
-        self.reason, self._undo = "", []
+        """Replace the wait, in a process of the worker's own; again in one that replaces it."""
+        self.reason = ""
         if not worker.address.startswith("ucx"):
             return
         self.reason = _obstacle()
         if self.reason:
             logger.warning("blocks travel between products, not during them: %s", self.reason)
             return
-        self._undo = [_narrow_wait(), _raise_limit(worker)]
+        import distributed_ucxx.ucxx as transport
 
-    def teardown(self, worker: Worker) -> None:
-        """Put back what was there."""
-        while self._undo:
-            self._undo.pop()()
+        transport.synchronize_stream = synchronize_stream_0
+        _raise_limit(worker)
 
 
 def _obstacle() -> str:
@@ -113,30 +109,12 @@ def synchronize_stream_0(*_: object) -> None:
         cupy.cuda.Stream.null.synchronize()
 
 
-def _narrow_wait() -> Callable[[], None]:
-    import distributed_ucxx.ucxx as transport
-
-    wide = transport.synchronize_stream
-    transport.synchronize_stream = synchronize_stream_0
-
-    def undo() -> None:
-        transport.synchronize_stream = wide
-
-    return undo
-
-
-def _raise_limit(worker: Worker) -> Callable[[], None]:
+def _raise_limit(worker: Worker) -> None:
     import cupy
 
     state: Any = worker.state
-    before = state.transfer_incoming_bytes_limit
-    total = int(cupy.cuda.runtime.memGetInfo()[1])
-    state.transfer_incoming_bytes_limit = max(before, int(total * IN_FLIGHT_SHARE))
-
-    def undo() -> None:
-        state.transfer_incoming_bytes_limit = before
-
-    return undo
+    share = int(cupy.cuda.runtime.memGetInfo()[1] * IN_FLIGHT_SHARE)
+    state.transfer_incoming_bytes_limit = max(state.transfer_incoming_bytes_limit, share)
 
 
 def obstacles(client: Client) -> dict[str, str]:

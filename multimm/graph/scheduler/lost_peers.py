@@ -37,9 +37,4 @@ class LostPeers(WorkerPlugin):
             loop = asyncio.get_running_loop()
             loop.call_later(SECONDS, worker.rpc.remove, message["worker"])
 
-        self._first = first
         worker.stream_handlers["remove-worker"] = remove_worker
-
-    def teardown(self, worker: Worker) -> None:
-        """Leave distributed's own answer."""
-        worker.stream_handlers["remove-worker"] = self._first
