@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
-from dask._task_spec import TaskRef
+from dask._task_spec import List, TaskRef
 
 from multimm.graph.block_task import BlockTask, Key, together
 from multimm.graph.label import Kind
 from multimm.graph.lowering.moving_operand import SmallOperand
 from multimm.graph.lowering.operand import Operand
 from multimm.graph.task_keys import Keys
-from multimm.graph.task_refs import refs
 from multimm.graph.tasks.multiply import Step
 from multimm.graph.tasks.partial_products import Recipe, join_partial_products, partial_product
 from multimm.planning.owner_computes import OwnerComputes
@@ -82,8 +81,8 @@ class Gatherer:
         return BlockTask(
             self.keys.partial_product(work, number, across),
             partial_product,
-            refs(small),
-            refs(keys),
+            List(*map(TaskRef, small)),
+            List(*map(TaskRef, keys)),
             recipe=recipe,
             step=self.inner if several and work.adds else self.step,
             inner=self.inner,

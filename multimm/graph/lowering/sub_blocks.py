@@ -10,10 +10,9 @@ from itertools import accumulate, pairwise
 from math import prod
 from typing import NamedTuple
 
-from dask._task_spec import Task
+from dask._task_spec import List, Task, TaskRef
 
 from multimm.graph.block_task import Key
-from multimm.graph.task_refs import refs
 from multimm.graph.tasks.dtype_check import DType
 from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.tiling.rechunk import Where, shape_of
@@ -43,7 +42,8 @@ def task_of(sub_blocks: list[SubBlock], where: Where, dtype: DType) -> Task:
     """A part of a task that makes `SubBlocks` of a rectangle, of an array of a declared dtype."""
     keys, sizes, *cuts = zip(*sub_blocks, strict=True)
     pairs, shape = tuple(zip(*cuts, strict=True)), shape_of(where)
-    return Task(None, SubBlocks, refs(keys), cuts=pairs, sizes=sizes, shape=shape, dtype=dtype)
+    blocks = List(*map(TaskRef, keys))
+    return Task(None, SubBlocks, blocks, cuts=pairs, sizes=sizes, shape=shape, dtype=dtype)
 
 
 def coalesced(sub_blocks: list[SubBlock], key: Key) -> list[SubBlock]:
