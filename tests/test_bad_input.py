@@ -335,6 +335,8 @@ def test_plan_refuses_what_the_product_would_refuse(monkeypatch):
     for more in ({"trans_a": True}, {"alpha": 2}, {"beta": 1, "c": stack}):
         with pytest.raises(ShapeError, match="gemm takes matrices"):
             multimm.plan(stack, stack, cluster=on_paper, **more)
+    with pytest.raises(ShapeError, match=r"c has shape \(7, 3\)"):
+        multimm.plan(np.ones((3, 4)), np.ones((4, 7)), c=MatrixSpec((7, 3)), cluster=on_paper)
     given = np.ones((3, 4)), np.ones((5, 2))
     with pytest.raises(ShapeError) as refused:
         multimm.matmul(*given)
