@@ -121,6 +121,28 @@ def no_compute() -> Iterator[None]:
 
 
 @pytest.fixture
+def in_tmp_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Names of files are those of this folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def in_this_thread() -> Iterator[None]:
+    """Whatever is computed runs here."""
+    with dask.config.set(scheduler="sync"):
+        yield
+
+
+@pytest.fixture
+def gpu_in_numpy() -> Iterator[None]:
+    """CuPy and kernels are those of `stand_in`."""
+    from stand_in import standing_in
+
+    with standing_in():
+        yield
+
+
+@pytest.fixture
 def known_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records name this commit, whatever is checked out."""
     monkeypatch.setenv("MULTIMM_COMMIT", "0123456789abcdef")

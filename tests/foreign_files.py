@@ -8,6 +8,12 @@ import h5py
 import numpy as np
 import zarr
 
+from multimm import io
+
+FORMATS = ["npy", "zarr", "h5"]
+OLD = np.arange(12.0).reshape(4, 3)
+NEW = -OLD
+
 
 def put(path, array, **options):
     """Write a file with the format's own library, not with ours."""
@@ -30,6 +36,11 @@ def get(path):
         return zarr.open_array(path, mode="r")[:]
     with h5py.File(path) as file:
         return file["C"][:]
+
+
+def read(path, **how):
+    """What ours reads."""
+    return io.open_array(path, **how).compute(scheduler="sync")
 
 
 def names(folder):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
+from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out
 
 from multimm.errors import ArrayTypeError, DTypeError, KernelError, OptionError, ShapeError
 from multimm.gpu import library_gemm
@@ -17,11 +17,7 @@ from multimm.gpu.elementwise.reduce import add_partials
 from multimm.gpu.runtime import launch
 from multimm.planning.tiling.grid import merges
 
-
-@pytest.fixture(autouse=True)
-def cupy():
-    with standing_in():
-        yield
+pytestmark = pytest.mark.usefixtures("gpu_in_numpy")
 
 
 def normal(seed: int, *shape: int, dtype: str = "f4") -> np.ndarray:

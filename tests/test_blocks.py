@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -15,7 +14,10 @@ from multimm.io import save_array
 A = integers((24, 24), 1, "float64")
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning"),
+    pytest.mark.usefixtures("in_this_thread"),
+]
 
 
 class Metres(np.ndarray):
@@ -72,12 +74,6 @@ WAYS = {
     "transpose": (lambda x, _: multimm.transpose(x), A.T),
     "file": (saved, A),
 }
-
-
-@pytest.fixture(autouse=True)
-def in_this_thread():
-    with dask.config.set(scheduler="synchronous"):
-        yield
 
 
 def is_right(c, right):

@@ -8,7 +8,7 @@ import dask.array as da
 import ml_dtypes
 import numpy as np
 import pytest
-from clusters import counting, received, scattered
+from clusters import counting_client, received, scattered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -342,10 +342,7 @@ def test_verify_with_scalars_and_c0():
     assert not multimm.verify(x, y, c, c0=c0, **given_)
 
 
-@pytest.fixture(scope="module")
-def client():
-    with counting(2) as client:
-        yield client
+client = counting_client(2)
 
 
 def test_a_byte_an_element_travels(client):

@@ -7,25 +7,16 @@ import shutil
 import subprocess
 from contextlib import contextmanager
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
-from foreign_files import names, put
+from foreign_files import FORMATS, NEW, OLD, names, put
 
 from multimm import io
 from multimm.files import raw
 from multimm.files.output import commit
 
-FORMATS = ["npy", "zarr", "h5"]
-OLD = np.arange(12, dtype="float64").reshape(4, 3)
-NEW = -OLD
-
-
-@pytest.fixture(autouse=True)
-def in_this_thread():
-    with dask.config.set(scheduler="sync"):
-        yield
+pytestmark = pytest.mark.usefixtures("in_this_thread")
 
 
 @pytest.fixture

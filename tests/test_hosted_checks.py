@@ -12,8 +12,8 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import in_threads
-from distributed import Client, wait
+from clusters import counting_client
+from distributed import wait
 from small import integers
 from stand_in import GPUArray
 
@@ -53,10 +53,7 @@ def of_numpy(x):
     return x
 
 
-@pytest.fixture(scope="module")
-def client():
-    with in_threads(2) as cluster, Client(cluster) as client:
-        yield client
+client = counting_client(2)
 
 
 @pytest.fixture

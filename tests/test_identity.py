@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import zarr
+from foreign_files import read
 
 import multimm
 from multimm import io
@@ -20,14 +21,7 @@ from multimm.files import identity
 A = np.arange(12.0).reshape(3, 4)
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def read(path, **how):
-    return io.open_array(path, **how).compute(scheduler="sync")
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
 def npy(data=A):

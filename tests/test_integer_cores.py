@@ -6,7 +6,7 @@ from math import ceil
 
 import numpy as np
 import pytest
-from stand_in import LAYOUTS, Kernel, gpu, laid_out, standing_in
+from stand_in import LAYOUTS, Kernel, gpu, laid_out
 
 from multimm.gpu import last_choice
 from multimm.gpu.arch import ARCHITECTURES, limits_for
@@ -21,10 +21,7 @@ SLAB = 64
 BYTES = "FP16 carries the bytes of integers of 16 bits"
 
 
-@pytest.fixture(autouse=True)
-def cupy():
-    with standing_in():
-        yield
+pytestmark = pytest.mark.usefixtures("gpu_in_numpy")
 
 
 def of(entry):

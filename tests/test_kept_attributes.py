@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from foreign_files import NEW, OLD, read
 
 from multimm import io
 from multimm.errors import FileFormatError
 
-OLD = np.arange(12.0).reshape(4, 3)
-NEW = -OLD
 MEANS = {
     "scale_factor": 0.5,
     "_FillValue": -1.0,
@@ -21,13 +20,7 @@ MEANS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def read(path):
-    return io.open_array(path).compute(scheduler="sync")
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
 def hdf5_with(**attributes):

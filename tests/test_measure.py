@@ -60,11 +60,6 @@ def workers(count, **options):
         yield client
 
 
-def another_process():
-    """Forget all but the file, as the next process does."""
-    store.forget()
-
-
 # ------------------------------------------------------------- what is measured
 
 
@@ -135,26 +130,20 @@ def products(monkeypatch):
     return taken
 
 
-def rate_of(seconds):
-    """GFLOP/s of a product of 100 squares in so many seconds."""
-    return pytest.approx(2 * 100**3 / seconds / 1e9)
-
-
-def test_the_fastest_product_counts_on_cpus(products):
-    products += [(9.0, 9.0), (5.0, 1.0), (1.0, 1.0), (3.0, 1.0), (1.1, 1.1)]
-    assert product_gflops("ieee", (100, 100), 10.0, False, True) == rate_of(1.0)
-    assert products == []
-
-
-def test_else_the_mean_counts(products):
-    products += [(9.0, 9.0), (5.0, 1.0), (3.0, 1.0)]
-    assert product_gflops("ieee", (100, 100), 8.0, False) == rate_of(4.0)
-
-
-def test_products_go_on_until_two_are_alike(products):
-    products += [(9.0, 9.0), (5.0, 5.0), (4.0, 4.0), (2.0, 2.0), (2.1, 2.1), (2.1, 2.1)]
-    assert product_gflops("ieee", (100, 100), 8.0, False, True) == rate_of(2.0)
-    assert len(products) == 1
+@pytest.mark.parametrize(
+    ("taken", "longest", "fastest", "counts", "left"),
+    [
+        ([(5.0, 1.0), (1.0, 1.0), (3.0, 1.0), (1.1, 1.1)], 10.0, True, 1.0, 0),
+        ([(5.0, 1.0), (3.0, 1.0)], 8.0, False, 4.0, 0),
+        ([(5.0, 5.0), (4.0, 4.0), (2.0, 2.0), (2.1, 2.1), (2.1, 2.1)], 8.0, True, 2.0, 1),
+    ],
+    ids=["the fastest counts on CPUs", "else the mean", "until two are alike"],
+)
+def test_which_products_count(products, taken, longest, fastest, counts, left):
+    products += [(9.0, 9.0), *taken]
+    found = product_gflops("ieee", (100, 100), longest, False, fastest)
+    assert found == pytest.approx(2 * 100**3 / counts / 1e9)
+    assert len(products) == left
 
 
 @pytest.mark.parametrize(
@@ -178,7 +167,7 @@ def test_describe_measures_when_asked_and_remembers(rates_file):
         assert "as shipped" in str(multimm.plan(MatrixSpec((64, 64)), MatrixSpec((64, 64))))
         found = mc.describe(client, measure=True)
         assert rates_file.exists()
-        another_process()
+        store.forget()  # as another process does
         assert mc.describe(client) == found
         text = str(multimm.plan(MatrixSpec((64, 64)), MatrixSpec((64, 64))))
         assert probes._kept_block.cache_info().currsize == 0  # given back
@@ -310,7 +299,7 @@ def test_tune_measures_a_cluster_and_plan_uses_it(rates_file):
     assert "GFLOP/s (shipped " in measured.output
     assert "tcp within a host: " in measured.output
     assert f"kept in {rates_file}" in measured.output
-    another_process()
+    store.forget()  # as another process does
     assert "measured 2" in run(*plan).output
     nodes = run(*plan, "--per-node", "1", "--node-link", "2")
     assert "except for transfers between nodes" in nodes.output
@@ -338,7 +327,7 @@ def test_cpu_workers_are_measured_when_they_first_start(first_start):
         spec = mc.describe(client)
     today = date.today().isoformat()
     assert {device.measured for device in spec.devices} == {spec.link.measured} == {today}
-    another_process()
+    store.forget()  # as another process does
     with mc.start(workers=2, memory_limit="1GiB"):
         assert len(first_start) == 1, "measured again"
 

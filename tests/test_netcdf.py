@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from foreign_files import read
 
 from multimm import io
 from multimm.errors import FileFormatError
@@ -14,13 +15,7 @@ from multimm.errors import FileFormatError
 A = np.arange(12.0).reshape(3, 4)
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def read(path, **how):
-    return io.open_array(path, **how).compute(scheduler="sync")
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
 def variable(dtype, rows=3, name="x.nc", **how):

@@ -19,22 +19,14 @@ import numpy as np
 import pytest
 import zarr
 from commands import python
-from foreign_files import get, names, put
+from foreign_files import FORMATS, NEW, OLD, get, names, put
 
 from multimm import io
 from multimm.errors import FileFormatError
 from multimm.files import graph
 from multimm.files.output import commit, unfinished
 
-FORMATS = ["npy", "zarr", "h5"]
-OLD = np.arange(12, dtype="float64").reshape(4, 3)
-NEW = -OLD
-
-
-@pytest.fixture(autouse=True)
-def in_this_thread():
-    with dask.config.set(scheduler="sync"):
-        yield
+pytestmark = pytest.mark.usefixtures("in_this_thread")
 
 
 # Arrays added to a file -----------------------------------------------------------------

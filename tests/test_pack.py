@@ -16,7 +16,7 @@ from cuda_on_cpu.packing import numbers, places
 from hypothesis import given
 from hypothesis import strategies as st
 from pack_reference import joined, pack_reference, split
-from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
+from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out
 
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
 from multimm.gpu.arch import ARCHITECTURES, Device, limits_for
@@ -36,10 +36,7 @@ from multimm.gpu.runtime.kernel_source import kernel_text
 H200 = Device(limits_for(90), 132)
 
 
-@pytest.fixture(autouse=True)
-def cupy():
-    with standing_in():
-        yield
+pytestmark = pytest.mark.usefixtures("gpu_in_numpy")
 
 
 def given_as(x: np.ndarray, side: str, trans: bool) -> np.ndarray:

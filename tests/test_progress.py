@@ -9,7 +9,7 @@ import time
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import in_threads, soon
+from clusters import counting_client, in_threads, soon
 from distributed import Client, Event
 
 import multimm
@@ -28,10 +28,7 @@ def last_line(out):
     return out.getvalue().replace("\r", "\n").splitlines()[-1].strip()
 
 
-@pytest.fixture(scope="module")
-def client():
-    with in_threads(2) as cluster, Client(cluster) as client:
-        yield client
+client = counting_client(2)
 
 
 X = da.ones((40, 40), chunks=10)

@@ -33,11 +33,6 @@ ALL = Rates((FAST_H200,), (FAST_NVLINK, BETWEEN))
 pytestmark = pytest.mark.usefixtures("rates_file")
 
 
-def another_process():
-    """Forget all but the file, as the next process does."""
-    store.forget()
-
-
 # ------------------------------------------------------------------ what applies
 
 
@@ -92,7 +87,7 @@ def test_rates_must_be_positive():
 def test_rates_are_found_by_the_next_process(rates_file):
     assert store.keep(ALL) == rates_file
     assert store.stored() == ALL
-    another_process()
+    store.forget()  # as another process does
     assert store.stored() == ALL
 
 
@@ -101,7 +96,7 @@ def test_a_new_measurement_replaces_its_own_kind_alone():
     again = FAST_H200._replace(gflops=5e4, measured=LATER)
     other = DeviceRates("x", 1.0, 2.0, 3.0, (), LATER)
     store.keep(Rates((again, other)))
-    another_process()
+    store.forget()  # as another process does
     assert store.stored() == Rates((again, other), ALL.links)
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import dask
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import counting, received, scattered
+from clusters import counting_client, received, scattered
 from dask.array.core import normalize_chunks
 from dask.core import flatten
 from dask.graph_manipulation import bind, clone
-from distributed import Client, wait
+from distributed import wait
 from hypothesis import given
 from hypothesis import strategies as st
 from labels import block_tasks
@@ -30,10 +28,7 @@ from multimm.graph.taken_apart import by_its_tasks
 WORKERS = 4
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with counting(WORKERS) as client:
-        yield client
+client = counting_client(WORKERS)
 
 
 @given(st.data())

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from stand_in import Kernel, captured, gpu, laid_out, no_memory, standing_in
+from stand_in import Kernel, captured, gpu, laid_out, no_memory
 
 from multimm.gpu import precompile
 from multimm.gpu.emulated import configs
@@ -15,12 +15,7 @@ from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, last_choice
 from multimm.gpu.problem import check_product
 
 CHOICE = Choice(SPLIT, "float32", "large")
-
-
-@pytest.fixture(autouse=True)
-def cupy():
-    with standing_in():
-        yield sys.modules["cupy"]
+pytestmark = pytest.mark.usefixtures("gpu_in_numpy")
 
 
 def run(a, b, out, trans=(False, False), c=None, partial=None, alpha=1.0, beta=0.0,
@@ -144,7 +139,8 @@ def test_what_other_parts_do_not_carry_either_is_computed_from_the_source(all_ar
 
 
 @pytest.mark.parametrize("room", [100_000, 48])  # for the head; for what it begins with
-def test_without_memory_to_pack_in(cupy, monkeypatch, caplog, room):
+def test_without_memory_to_pack_in(monkeypatch, caplog, room):
+    cupy = sys.modules["cupy"]
     x, y, empty = integers(130, 200), integers(200, 70), cupy.empty
 
     def within_room(shape, dtype):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out, standing_in
+from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out
 
 from multimm.errors import ArrayTypeError, ShapeError
 from multimm.gpu.elementwise import transpose as launcher
@@ -28,10 +28,7 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def cupy():
-    with standing_in():
-        yield
+pytestmark = pytest.mark.usefixtures("gpu_in_numpy")
 
 
 def bytes_of(dtype: str, *shape: int) -> np.ndarray:
