@@ -294,7 +294,7 @@ def test_non_finite_inputs_reach_what_they_must_and_nothing_else(typical, value,
 
 def test_non_finite_values_in_c0():
     rng = np.random.default_rng(5)
-    a, b, c0 = rng.normal(size=(40, 30)), rng.normal(size=(30, 20)), rng.normal(size=(40, 20))
+    a, b, c0 = rng.normal(size=(90, 30)), rng.normal(size=(30, 20)), rng.normal(size=(90, 20))
     c0[4, 5] = np.nan
     right = 2 * a @ b + 3 * c0
     assert verify(a, b, right, alpha=2, beta=3, c0=c0)
@@ -304,8 +304,8 @@ def test_non_finite_values_in_c0():
         assert not verify(a, b, wrong, alpha=2, beta=3, c0=c0)
     c0[:] = np.nan
     result = verify(a, b, np.full_like(c0, np.nan), beta=1, c0=c0)
-    assert result.unchecked == (40 - 16) * 20
-    assert "480 elements were not checked" in str(result)
+    assert result.unchecked == (90 - 64) * 20
+    assert "520 elements were not checked" in str(result)
 
 
 def test_overflow_to_infinity_is_right_where_the_format_ends():

@@ -28,13 +28,17 @@ FIELDS = (
 #: of the sharp bound. Arbitrary: the largest of many right rows stays below 4 on normal data,
 #: and a row that is right costs no more than a second look.
 OUTLIER = 16
-#: Rows that are recomputed (arbitrary: one bug shows in one row as well as in many).
-ROWS = 16
+#: Rows that are recomputed because they differ much (arbitrary: one bug shows in one row as well as
+#: in many); because sums over them say nothing, for they hold values that are not finite; and
+#: because A makes all of them non-finite.
+ROWS, OPEN_ROWS = 16, 64
+#: Scores of rows of the second kind begin with the one, of the third end with the other.
+UNSETTLED, LOST = 1e290, 1e-290
 #: What recomputed rows tell: the worst ratio, its row and column in the block, its difference and
 #: bound; the largest bound, and how many elements were compared with a finite number.
 TABLE = ("ratio", "row", "column", "error", "bound", "largest", "seen")
 #: Length of a verdict: FIELDS, the scores of the worst rows, their places in the block.
-WIDTH = len(FIELDS) + 2 * ROWS
+WIDTH = len(FIELDS) + 2 * OPEN_ROWS
 
 
 @checking
@@ -77,8 +81,11 @@ def _judge_rows(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
     decided = np.isfinite(residual) & np.isfinite(certain) & (own["bad"] + added["bad"] == 0)
     suspect = compare & ~(decided & (residual <= sharp))
     wrong = broken | (compare & decided & ~(residual <= certain))
-    # Values that C alone calls non-finite are looked at first, then those that C0 explains.
-    unsettled = np.where(own["bad"] > added["bad"], math.inf, 1e300)
+    # First those where C alone has few values that are not finite: one may be the only wrong one.
+    # Then, in an order that has nothing to do with the data, what C0 explains.
+    lone, shuffled = own["bad"] - added["bad"], _shuffled(len(residual))
+    unsettled = np.where(lone > 0, UNSETTLED * (2 + 1e9 / np.maximum(lone, 1)), UNSETTLED)
+    unsettled = unsettled * (1 + shuffled / 1e6)
     score = np.where(decided, residual / np.maximum(sharp, 1e-300), unsettled)
     ratio = np.where(decided, residual / np.maximum(certain, 1e-300), 0.0)
     usual = OUTLIER * _median(score[compare & decided])
@@ -102,7 +109,13 @@ def _judge_rows(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
         "lost": (infected & ~broken).sum(),
         "wrapped": 0.0,
     }
-    return _pack(found, np.where(wrong, math.inf, np.where(suspect | apart, score, 0.0)))
+    lost = np.where(infected & ~broken, LOST * (1 - shuffled / 2), 0.0)
+    return _pack(found, np.where(wrong, math.inf, np.where(suspect | apart, score, lost)))
+
+
+def _shuffled(count: int) -> Any:
+    """Numbers from 0 to 1, by the golden ratio: whichever are largest, they are far apart."""
+    return np.arange(1, count + 1) * ((math.sqrt(5) - 1) / 2) % 1
 
 
 def _bounds(c: Any, product: Any, c0: Any, rule: Rule) -> tuple[Any, Any, Any, Any, Any]:
@@ -137,8 +150,8 @@ def _median(values: Any) -> float:
 
 
 def _pack(found: dict[str, Any], score: Any) -> Any:
-    place = np.argsort(-score, kind="stable")[:ROWS]
-    top = np.zeros((2, ROWS))
+    place = np.argsort(-score, kind="stable")[:OPEN_ROWS]
+    top = np.zeros((2, OPEN_ROWS))
     top[0, : len(place)], top[1, : len(place)] = score[place], place
     return np.concatenate([[float(found[name]) for name in FIELDS], top.ravel()])
 
@@ -200,7 +213,9 @@ def _compare(c: Any, sums: Any, c0: Any, rule: Rule) -> tuple[Any, Any, Any]:
     if len(sums) == 4 and large.any():
         # Operands are not finite, or their sums are too large for float64.
         again = _compare_scaled(c, sums[2], sums[3].real, c0, rule, SHRINK)
-        ratio = np.where(large, again[0], ratio)
+        # Which infinity operands make may be told by one of the two alone: small numbers underflow.
+        either = np.where(np.isnan(again[1]), np.minimum(ratio, again[0]), again[0])
+        ratio = np.where(large, either, ratio)
         error, bound = (
             np.where(large, own / SHRINK / SHRINK, x)
             for own, x in zip(again[1:], (error, bound), strict=True)
@@ -217,13 +232,18 @@ def _compare_scaled(
         return x * shrink * shrink
 
     largest, partial = small(rule.largest), small(rule.partial)
+    rule = replace(rule, tiny=small(rule.tiny))
     added = small(c0) if rule.beta else np.zeros_like(c0)
     expected = rule.alpha * exact + rule.beta * added
+    unknown = ~np.isfinite(expected)
+    given = expected  # with what is not finite, of which the bounds of the rest are to know nothing
+    exact, added, expected = (np.where(np.isfinite(x), x, 0) for x in (exact, added, expected))
     bound = rule.allowed(rule.k + 8, np.abs(sizes), np.abs(added), np.abs(expected))
     own = abs(rule.alpha) * np.abs(sizes) + abs(rule.beta) * np.abs(added)
     bound = bound + (rule.k + 8) * U64 * rule.factor * own
     # What is infinite in C is right where the exact result, rounded, is that infinity, too; and
-    # whatever is not finite is where a sum may have been infinite on the way.
+    # whatever is not finite is where a sum may have been infinite on the way. What operands make
+    # infinite or NaN is that very infinity, or NaN.
     beyond = np.isinf(c) & (np.abs(expected) + bound >= largest)
     beyond &= np.real(c) * np.real(expected) >= 0 if rule.kind == "float" else True
     product = np.abs(exact) + bound
@@ -232,9 +252,10 @@ def _compare_scaled(
         on_the_way |= product >= small(rule.product_largest)
         on_the_way |= np.abs(rule.alpha * exact) + bound >= largest
         on_the_way |= np.abs(rule.beta * added) + bound >= largest
-    unknown = ~np.isfinite(expected)
-    error = np.where(np.isfinite(c), np.abs(small(c) - expected), math.inf)
+    told = ~unknown | (c == given) | (np.isnan(c) & np.isnan(given))
+    told |= rule.kind == "complex"  # NumPy's products of them and ours differ there
+    error = np.where(np.isfinite(c) & ~unknown, np.abs(small(c) - expected), math.inf)
     ratio = np.where(np.isfinite(error), error / np.maximum(bound, 1e-300), math.inf)
-    right = ~np.isfinite(c) & (unknown | beyond | on_the_way)
+    right = ~np.isfinite(c) & np.where(unknown, told | on_the_way, beyond | on_the_way)
     error = np.where(unknown, math.nan, error)
     return np.where(right, 0.0, ratio), error, bound

@@ -7,13 +7,23 @@ numbers per row of a matrix. Knows Dask's blockwise verbs and nothing below them
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import dask.array as da
 import numpy as np
 from dask.base import compute
 
-from multimm.checks.judge import FIELDS, ROWS, TABLE, WIDTH, judge, judge_elements
+from multimm.checks.judge import (
+    FIELDS,
+    LOST,
+    OPEN_ROWS,
+    ROWS,
+    TABLE,
+    WIDTH,
+    judge,
+    judge_elements,
+)
 from multimm.checks.operands import Job
 from multimm.checks.rule import PRIME, Rule
 from multimm.checks.tasks import (
@@ -31,8 +41,16 @@ from multimm.gpu.arrays import to_numpy
 Row = tuple[int, ...]  #: (batch ..., row) in C
 
 
-def sweep(job: Job, seed: int, hidden: Any = None) -> tuple[dict[str, float], list[Row]]:
-    """One pass over all operands: FIELDS of all rows together, and the worst rows.
+class Swept(NamedTuple):
+    """What one pass over all operands says."""
+
+    found: dict[str, float]  #: FIELDS, of all rows together
+    suspects: list[Row]  #: the worst rows
+    lost: list[Row]  #: some of those that A makes non-finite
+
+
+def sweep(job: Job, seed: int, hidden: Any = None) -> Swept:
+    """One pass over all operands.
 
     `hidden` marks columns of B that hold non-finite values, shape (batch ..., n).
     """
@@ -53,7 +71,11 @@ def sweep(job: Job, seed: int, hidden: Any = None) -> tuple[dict[str, float], li
         name: float(values.sum() if name in counted else values.max())
         for name, values in zip(FIELDS, columns, strict=False)
     }
-    return found, _worst_rows(verdicts, parts[0].chunks[:-1])
+    scored = _scored_rows(verdicts, parts[0].chunks[:-1])
+    suspects = [place for score, place in scored if score > LOST]
+    lost = [place for score, place in scored if score <= LOST]
+    most = max(ROWS, min(OPEN_ROWS, int(found["open"])))
+    return Swept(found, suspects[:most], lost[:OPEN_ROWS])
 
 
 def hidden_columns(job: Job) -> Any:
@@ -72,8 +94,8 @@ class Found(NamedTuple):
     seen: float  #: elements that were compared with a finite number
 
 
-def recompute(job: Job, places: Sequence[Row]) -> Found:
-    """Hold rows of C against float64 element by element."""
+def recompute(job: Job, places: Sequence[Row], columns: bool = False) -> Found:
+    """Hold rows of C, or columns of a C whose transpose is given, against float64, each element."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for place in places:
         groups.setdefault(place[:-1], []).append(place[-1])
@@ -86,10 +108,25 @@ def recompute(job: Job, places: Sequence[Row]) -> Found:
         if ratio > worst:
             start = sum(job.c.chunks[-1][:block])
             place = (*batch, rows[int(row)], start + int(column))
+            place = (*place[:-2], *place[:-3:-1]) if columns else place
             worst, reason = float(ratio), f"c[{', '.join(map(str, place))}] is wrong"
             if bound != 0:  # of integers and bool
                 reason += f": off by {error:.2g} where {bound:.2g} is allowed"
     return Found(worst, reason, float(widest), float(seen))
+
+
+def hidden_places(job: Job, hidden: Any) -> list[Row]:
+    """The columns of all matrices of C that are hidden: (batch ..., column)."""
+    found = np.argwhere(np.broadcast_to(hidden, (*job.c.shape[:-2], job.c.shape[-1])))
+    return [tuple(map(int, at)) for at in found]
+
+
+def transposed(job: Job) -> Job:
+    """The same check of C transposed, whose rows are the columns of C."""
+    a, b, c, c0 = (
+        None if x is None else da.swapaxes(x, -1, -2) for x in (job.b, job.a, job.c, job.c0)
+    )
+    return replace(job, a=a, b=b, c=c, c0=c0)
 
 
 def _compare_rows(job: Job, batch: tuple[int, ...], rows: list[int]) -> Any:
@@ -172,18 +209,17 @@ def _side_by_side(task: Callable[..., Any], parts: Sequence[Any], width: int, ru
     )
 
 
-def _worst_rows(verdicts: Any, chunks: tuple[tuple[int, ...], ...]) -> list[Row]:
-    """The ROWS rows of C with the highest scores."""
+def _scored_rows(verdicts: Any, chunks: tuple[tuple[int, ...], ...]) -> list[tuple[float, Row]]:
+    """The rows of C that have a score, beside it: the highest first."""
     found = []
     for block in np.ndindex(verdicts.shape[:-1]):
-        scores, places = verdicts[block][len(FIELDS) :].reshape(2, ROWS)
+        scores, places = verdicts[block][len(FIELDS) :].reshape(2, OPEN_ROWS)
         own = list(zip(chunks, block, strict=True))
         size = [chunk[at] for chunk, at in own]
         for score, place in zip(scores, places, strict=True):
             if score > 0:
                 local = np.unravel_index(int(place), size)
                 offsets = (sum(chunk[:at]) for chunk, at in own)
-                found.append(
-                    (-score, tuple(o + int(i) for o, i in zip(offsets, local, strict=True)))
-                )
-    return [place for _, place in sorted(found)[:ROWS]]
+                at = tuple(o + int(i) for o, i in zip(offsets, local, strict=True))
+                found.append((float(score), at))
+    return sorted(found, key=lambda one: (-one[0], one[1]))

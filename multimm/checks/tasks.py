@@ -159,14 +159,22 @@ def hidden(block: Any) -> Any:
 def exact_rows(block: Any, rows: Any, rule: Rule) -> Any:
     """A block of B^T times a few rows of A (as columns), and the same of absolute values.
 
-    Of floats both again, with operands times `SHRINK`: there sums of the largest are finite.
+    Of floats both again, with operands times `SHRINK`: there sums of the largest are finite. Of
+    absolute values those that are not finite are left out: bounds are those of the others.
     """
     values, rows = block.astype(rule.dtype), np.asarray(rows, like=block).astype(rule.dtype)
     parts = []
     for factor in (1, SHRINK) if rule.shrunk else (1,):
         left, right = (values, rows) if factor == 1 else (values * factor, rows * factor)
-        parts += [np.matmul(left, right), np.matmul(np.abs(left), np.abs(right))]
+        parts += [np.matmul(left, right), np.matmul(_sizes(left), _sizes(right))]
     return np.concatenate([part.astype(rule.dtype) for part in parts], axis=-1)[..., None, :]
+
+
+def _sizes(values: Any) -> Any:
+    """Absolute values, with zeros for what is not finite."""
+    sizes = np.abs(values)
+    finite = np.isfinite(sizes)
+    return sizes if finite.all() else np.where(finite, sizes, 0)
 
 
 def keep(block: Any, axis: Any, keepdims: bool) -> Any:

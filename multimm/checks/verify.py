@@ -25,15 +25,24 @@ W. Hoeffding, J. Amer. Statist. Assoc. 58, 1963.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import dask
 import numpy as np
 
-from multimm.checks.judge import ROWS
+from multimm.checks.judge import OPEN_ROWS
 from multimm.checks.operands import Job, draws, prepare
-from multimm.checks.sweep import Found, Row, hidden_columns, recompute, sweep
+from multimm.checks.sweep import (
+    Found,
+    Row,
+    hidden_columns,
+    hidden_places,
+    recompute,
+    sweep,
+    transposed,
+)
 from multimm.contractions.matrices_of import matrices_of
 from multimm.display import html
 from multimm.errors import OptionError
@@ -192,11 +201,14 @@ def verify(
     two more are made where `b` holds non-finite values; a lazy `c` is computed in each pass.
 
     Elements of C that a NaN or an infinity in `a` or `b` reaches must be non-finite; all others
-    are checked as usual. Where no other is left, nothing could be checked: that is no pass. An
+    are checked as usual. Where no other is left, nothing could be checked: that is no pass. Up to
+    64 such rows and 64 such columns are recomputed, and must hold the NaN and infinities of IEEE
+    arithmetic (of complex numbers either); where there are more, the reason says so. An
     element may be non-finite where a sum may have overflowed on its way to a finite one.
 
-    Of the rows where `c0` or `c` itself holds non-finite values, or where float64 overflows, 16
-    are recomputed and the others counted in `Verification.unchecked`.
+    Of the rows where `c0` or `c` itself holds non-finite values, or where float64 overflows, 64
+    are recomputed and the others counted in `Verification.unchecked`. Those with the fewest such
+    values come first.
 
     A product of integers may wrap around, as NumPy's do: it is right modulo 2**bits. The reason
     says in how many rows one has.
@@ -255,11 +267,11 @@ def _matrices(a: Any, b: Any, c: Any, more: tuple[Any, ...], axes: Any) -> tuple
 
 
 def _verify_sketch(job: Job, seed: int) -> Verification:
-    found, suspects = sweep(job, seed)
+    found, suspects, lost = sweep(job, seed)
     hidden = None
     if found["bad_b"]:
         hidden = hidden_columns(job)
-        found, suspects = sweep(job, seed, hidden)
+        found, suspects, lost = sweep(job, seed, hidden)
     settled = found["suspects"] + found["apart"] <= len(suspects)
     result = Verification(
         ok=not found["wrong"],
@@ -277,6 +289,9 @@ def _verify_sketch(job: Job, seed: int) -> Verification:
         look = recompute(job, suspects)
         found["seen"] += look.seen
         result = _second_look(job, found, look, suspects, result)
+    unseen = ""
+    if result.ok:
+        result, unseen = _look_at_unseen(job, int(found["lost"]), lost, hidden, result)
     if not result.ok and job.rows is not job.rule:
         return _verify_wrapped(job, found, suspects, result)
     if not result.ok:
@@ -284,7 +299,7 @@ def _verify_sketch(job: Job, seed: int) -> Verification:
     if job.rule.kind != "int" and not found["seen"]:
         unchecked = result.unchecked or job.rule.rows * job.rule.n
         return replace(result, ok=False, unchecked=unchecked, detects=math.inf, reason=UNSEEN)
-    return replace(result, reason=_describe(job, found, hidden, result))
+    return replace(result, reason=_describe(job, found, result) + unseen)
 
 
 def _second_look(
@@ -303,10 +318,34 @@ def _second_look(
         worst=max(worst, result.worst, found["kept"] if left else 0.0),
         # Of rows that nobody has decided, nothing is promised.
         detects=math.inf
-        if found["open"] > ROWS
+        if found["open"] > OPEN_ROWS
         else max(look.bound, found["certain"] if left else result.detects),
-        unchecked=max(0, int(found["open"]) - ROWS) * job.rule.n,
+        unchecked=max(0, int(found["open"]) - OPEN_ROWS) * job.rule.n,
     )
+
+
+def _look_at_unseen(
+    job: Job, rows: int, lost: list[Row], hidden: Any, result: Verification
+) -> tuple[Verification, str]:
+    """Recompute rows and columns that operands make non-finite, and say how many of them."""
+    looks, told = [], []
+    if rows:
+        looks.append(recompute(job, lost))
+        told.append((rows, "rows", len(lost)))
+    if hidden is not None:
+        columns = hidden_places(job, hidden)
+        some = sorted(_some(columns, OPEN_ROWS, result.seed))
+        looks.append(recompute(transposed(job), some, columns=True))
+        told.append((len(columns), "columns", len(some)))
+    if not told:
+        return result, ""
+    for look in looks:
+        if look.worst > 1:
+            return replace(result, ok=False, worst=look.worst, reason=look.reason), ""
+    text = f"; a or b makes {' and '.join(f'{n} {what}' for n, what, _ in told)} non-finite"
+    if any(n > some for n, _, some in told):
+        text += f", of which {' and '.join(str(some) for *_, some in told)} could be checked"
+    return result, text
 
 
 def _verify_wrapped(
@@ -328,7 +367,7 @@ def _verify_wrapped(
     )
 
 
-def _describe(job: Job, found: dict[str, float], hidden: Any, result: Verification) -> str:
+def _describe(job: Job, found: dict[str, float], result: Verification) -> str:
     if job.rule.kind == "int":
         rows, bits = int(found["wrapped"]), job.rule.bits
         if not rows:
@@ -343,12 +382,6 @@ def _describe(job: Job, found: dict[str, float], hidden: Any, result: Verificati
     else:
         text += "an error in what was not checked would not show"
     text += f" (largest element {result.largest:.2g})"
-    columns = 0 if hidden is None else int(np.count_nonzero(hidden))
-    unseen = [
-        f"{n} {what}" for n, what in ((int(found["lost"]), "rows"), (columns, "columns")) if n
-    ]
-    if unseen:
-        text += f"; {' and '.join(unseen)} could not be checked: a or b makes them non-finite"
     if result.suspects:
         text += (
             f"; {result.suspects} rows differ more than rounding usually does, "
@@ -375,8 +408,12 @@ def _verify_bool(job: Job, seed: int) -> Verification:
 
 
 def _random_rows(job: Job, seed: int) -> list[Row]:
-    total = job.rule.rows
-    chosen = np.random.default_rng(seed).choice(total, min(total, BOOL_ROWS), replace=False)
-    return [
-        tuple(int(at) for at in np.unravel_index(row, job.c.shape[:-1])) for row in np.sort(chosen)
-    ]
+    chosen = sorted(_some(range(job.rule.rows), BOOL_ROWS, seed))
+    return [tuple(int(at) for at in np.unravel_index(row, job.c.shape[:-1])) for row in chosen]
+
+
+def _some(places: Sequence[Any], most: int, seed: int) -> list[Any]:
+    """So many of some places, drawn."""
+    count = len(places)
+    chosen = np.random.default_rng(seed).choice(count, min(count, most), replace=False)
+    return [places[int(at)] for at in chosen]
