@@ -1,9 +1,10 @@
-"""Blocks that are not what their arrays declare: refused if anything would be lost, or if none."""
+"""Blocks that are not what their arrays declare: rounded at most, or refused."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import dask
 import dask.array as da
 import ml_dtypes
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from by_plan import by_plan
 from labels import block_tasks
 
+import multimm
 from multimm.errors import ArrayTypeError, DTypeError
 from multimm.failures import told
 from multimm.graph.lowering.rechunk import cut_out, join
@@ -32,8 +34,12 @@ def nothing(block):
     return None
 
 
-def widened(block):
-    return block.astype("float64")
+def huge(block):
+    return block.astype("float64") * 1e39
+
+
+def imaginary(block):
+    return block + 0j
 
 
 def narrowed(block):
@@ -99,7 +105,8 @@ ROLES = [("a", False), ("b", False), ("c", False), ("a", True), ("c", True)]
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
-        (widened, DTypeError, "is float64, its array says float32"),
+        (huge, DTypeError, "is float64, its array says float32"),
+        (imaginary, DTypeError, "is complex64, its array says float32"),
         (nothing, ArrayTypeError, "is None, its array says float32"),
         (listed, ArrayTypeError, "is a builtins.list, its array says float32"),
     ],
@@ -128,6 +135,47 @@ def test_what_loses_nothing_is_as_declared(way, role, symmetric):
     right = 2 * a @ (a.T if symmetric else b) + 3 * c
     assert result.dtype == np.float64
     np.testing.assert_allclose(result, right, rtol=1e-15)
+
+
+def unrounded(block):
+    return block.astype("float64") + 2.0**-30
+
+
+@pytest.mark.filterwarnings("ignore:a block is float64")
+@pytest.mark.parametrize(("role", "symmetric"), ROLES)
+def test_floats_are_rounded_to_what_is_declared(way, role, symmetric):
+    chunks, workers, more = way
+    own = spoilt(chunks, unrounded)
+    lazy = product(role, own, chunks, workers, symmetric=symmetric, **more)
+    x = WIDE.astype("float32")
+    x[: chunks[0], : chunks[1]] = unrounded(x[: chunks[0], : chunks[1]])
+    a, b, c = (x if role == name else WIDE.astype("float32") for name in "abc")
+    result = lazy.compute(scheduler="sync")
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result, 2 * a @ (a.T if symmetric else b) + 3 * c, rtol=1e-6)
+
+
+def test_rounding_is_said_where_anything_is_rounded():
+    with pytest.warns(UserWarning, match="is float64, its array says float32: it is rounded"):
+        as_declared(np.array([0.1, np.nan]), np.dtype("float32"))
+    for held in (np.array([0.5, np.nan, np.inf]), np.array([2**24], "int32")):
+        np.testing.assert_array_equal(as_declared(held, np.dtype("float32")), held)  # no warning
+    with pytest.raises(DTypeError):
+        as_declared(np.array([0.1]), np.dtype("float32"), rounded=False)
+
+
+def test_products_of_code_that_declares_too_little():
+    """`map_blocks` that computes in float64, as sums of float32 by weights do, in other's code."""
+    x = da.ones((40, 30), "float32", chunks=(10, 30))
+    y = x.map_blocks(lambda block: block / np.float64(3), dtype="float32")
+    with multimm.accelerate() as report:
+        c = y @ y.T
+    assert report.taken
+    with pytest.warns(UserWarning, match="is rounded"):
+        value = c.compute(scheduler="sync")
+    with pytest.warns(UserWarning, match="is rounded"), dask.config.set(scheduler="sync"):
+        assert multimm.verify(y, y.T, c)
+    np.testing.assert_allclose(value, np.full((40, 40), 30 / 9), rtol=1e-6)
 
 
 def zeros(block):
@@ -163,9 +211,9 @@ def test_the_ways_lead_through_all_tasks():
 
 @pytest.mark.parametrize("role", "ab")
 def test_operands_that_are_packed_or_multiplied_in_turn(role):
-    block, wide = np.ones((4, 4), "float32"), np.ones((4, 4))
+    block, wide = np.ones((4, 4), "float32"), np.ones((4, 4), complex)
     own = Step("float32", "float32", **{f"dtype_{role}": block.dtype})
-    with pytest.raises(DTypeError, match="is float64"):
+    with pytest.raises(DTypeError, match="is complex128"):
         multiply.pack(wide, role=role, step=own)
     with pytest.raises(ArrayTypeError, match="is None"):
         multiply.pack(None, role=role, step=own)
@@ -175,18 +223,21 @@ def test_operands_that_are_packed_or_multiplied_in_turn(role):
     pair = [wide, block] if role == "a" else [block, wide]
     chain = {"step": step, "inner": step}
     for last, before in ((pair, [block, block]), ([block, block], pair)):
-        with pytest.raises(DTypeError, match="is float64"):
+        with pytest.raises(DTypeError, match="is complex128"):
             multiply.multiply(*last, None, before=[before], **chain)
 
 
 @pytest.mark.parametrize(
     ("held", "declared", "kept"),
     [
-        ("float32", "float64", True), ("float64", "float32", False), ("uint8", "float32", True),
-        ("int32", "float32", False), ("int64", "int32", False), ("int8", "int64", True),
+        ("float32", "float64", True), ("float64", "float32", True), ("uint8", "float32", True),
+        ("int32", "float32", True), ("int64", "int32", True), ("int8", "int64", True),
         ("float32", "int64", False), ("bool", "uint8", True), ("float64", "complex128", True),
         ("complex64", "float64", False), (ml_dtypes.bfloat16, "float32", True),
-        ("float16", ml_dtypes.bfloat16, False), (">f4", "float32", True), ("uint8", "int8", False),
+        ("float16", ml_dtypes.bfloat16, True), (">f4", "float32", True), ("uint8", "int8", True),
+        ("int8", "bool", False), ("complex128", "complex64", True), ("float64", "int8", False),
+        ("longdouble", "float64", True), ("float64", "complex64", True), ("object", "f8", False),
+        (ml_dtypes.bfloat16, "float16", True), ("float32", ml_dtypes.bfloat16, True),
     ],
 )  # fmt: skip
 def test_dtypes(held, declared, kept):
@@ -200,6 +251,19 @@ def test_dtypes(held, declared, kept):
     result = as_declared(block, declared)
     assert result.dtype == declared
     assert (result == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("held", "declared", "value"),
+    [
+        ("int64", "int32", 2**31), ("int64", "uint8", -1), ("uint64", "int64", 2**63),
+        ("float64", "float32", 1e39), ("complex128", "complex64", 1e39j), ("int64", "f2", 70000),
+        ("float32", ml_dtypes.bfloat16, 3.4e38),
+    ],
+)  # fmt: skip
+def test_values_beyond_what_is_declared(held, declared, value):
+    with pytest.raises(DTypeError, match="cannot hold all of it"):
+        as_declared(np.array([value], held), np.dtype(declared))
 
 
 def test_what_is_as_declared_is_no_copy():

@@ -115,7 +115,7 @@ def write_block(
 
     What is not as its array declares it would be cast, or repeated, without a word.
     """
-    block = as_declared(to_numpy(block), matrix.dtype, WRITTEN)
+    block = as_declared(to_numpy(block), matrix.dtype, WRITTEN, rounded=False)
     check_shape(block, tuple(at.stop - at.start for at in index), of=WRITTEN)
     form = FORMATS[matrix.place.suffix]
     try:

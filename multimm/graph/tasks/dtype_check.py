@@ -1,11 +1,13 @@
 """Blocks against what their arrays declare: a dtype that is wrong would change the bits unseen.
 
 Results, plans and kernels go by the kind and the dtype of the array. Blocks that functions of the
-user make may be of any other, for Dask never looks.
+user make may be of any other, for Dask never looks: it computes in whatever they are. Here they are
+converted to what was declared, as ``astype`` does, where no more than rounding comes of it.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,13 @@ from multimm.errors import ArrayTypeError, DTypeError
 from multimm.graph.block_task import Block
 
 DType = np.dtype[Any] | None
+#: Kinds of dtypes, each of which holds those before it but for rounding and range.
+KINDS = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+FLOATS = KINDS["f"]
 
 
-def as_declared(block: Block, dtype: DType, of: str = "an operand") -> Block:
-    """A dense block of the dtype that its array declares, converted if nothing is lost by that.
+def as_declared(block: Block, dtype: DType, of: str = "an operand", rounded: bool = True) -> Block:
+    """A dense block of the dtype that its array declares, converted where its values fit that.
 
     In the byte order of this machine, whatever is declared: GPUs know no other.
 
@@ -30,14 +35,17 @@ def as_declared(block: Block, dtype: DType, of: str = "an operand") -> Block:
         None: nothing is declared, and the block, or its absence, is taken as it is.
     of : str
         What it is a block of, for messages.
+    rounded : bool
+        Whether floats may be rounded, with a warning. Otherwise nothing may be lost.
 
     Raises
     ------
     ArrayTypeError
         Of what is no array, such as None, and no dense one: see `multimm.blocks.plain`.
     DTypeError
-        Of a dtype that the declared one cannot hold. Zeros are the same in any: `da.linalg.lu`, and
-        many a function, makes blocks of them with ``numpy.zeros(shape)``.
+        Of complex numbers where reals are declared, and of floats where integers are; of values
+        beyond the range of the declared dtype. Zeros are the same in any: `da.linalg.lu`, and many
+        a function, makes blocks of them with ``numpy.zeros(shape)``.
     """
     if dtype is None:
         return block
@@ -52,14 +60,40 @@ def as_declared(block: Block, dtype: DType, of: str = "an operand") -> Block:
     dtype = dtype.newbyteorder("=")
     if held == dtype:
         return block
-    if not (np.can_cast(held, dtype, "safe") or _is_zero(block)):
+    if np.can_cast(held, dtype, "safe"):
+        return block.astype(dtype)
+    converted = _converted(block, dtype, rounded)
+    if converted is None:
         raise DTypeError(
             f"a block of {of} is {held}, its array says {dtype}, which cannot hold all of "
             f"it: declare dtype='{held}' where the array is made, or convert its blocks there with "
             f".astype('{dtype}')"
         )
-    return block.astype(dtype)
+    return converted
 
 
-def _is_zero(block: Block) -> bool:
-    return block.dtype.kind in "biuf" and not bool(block.any())
+def _converted(block: Block, dtype: np.dtype[Any], rounded: bool) -> Block | None:
+    """Its values in another dtype, at most rounded; None where they do not fit."""
+    held, wanted = (KINDS.get(_kind(x)) for x in (block.dtype, dtype))
+    if held is None or wanted is None:
+        return None
+    if held > wanted and (held > FLOATS or bool(block.any())):
+        return None
+    with np.errstate(all="ignore"):
+        converted = block.astype(dtype)
+        if bool(((converted == block) | np.isnan(block)).all()):
+            return converted
+        beyond = bool((np.isfinite(converted) != np.isfinite(block)).any())
+    if wanted < FLOATS or not rounded or beyond:
+        return None
+    warnings.warn(
+        f"a block is {block.dtype}, its array says {dtype}: it is rounded to that; declare "
+        f"dtype='{block.dtype}' where the array is made to keep all of it",
+        UserWarning,
+        stacklevel=3,
+    )
+    return converted
+
+
+def _kind(dtype: np.dtype[Any]) -> str:
+    return "f" if dtype.name == "bfloat16" else str(dtype.kind)
