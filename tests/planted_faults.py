@@ -136,8 +136,15 @@ PLANNING = (
     Fault(
         "after a first look nothing is searched for, however slow what it found",
         "planning/choice.py",
-        "return found if later <= SEARCH_S[cluster.slowest.kind] else {}",
-        "return found",
+        "    if later <= SEARCH_S[cluster.slowest.kind]:\n",
+        "    if True:\n",
+        "small_chunks golden",
+    ),
+    Fault(
+        "other arrangements that look better are not searched for",
+        "planning/choice.py",
+        "if best <= HOPELESS * rank.seconds:",
+        "if False:",
         "small_chunks golden",
     ),
     Fault(

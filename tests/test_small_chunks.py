@@ -76,6 +76,7 @@ def test_a_symmetric_product_is_cut_as_usual_before_a_search(searched, monkeypat
     assert found.layout.mirrors
     assert searched == []
     monkeypatch.setitem(choice.SEARCH_S, "gpu", 0.0)
+    monkeypatch.setattr(choice, "PROBED_S", 0.0)
     plan_matmul.cache_clear()
     assert found.seconds == plan_matmul(covariance, gpus(2)).seconds
     assert len(searched) == 1
@@ -90,6 +91,21 @@ def test_a_search_may_gain_something(searched):
     assert plan_matmul(Problem(square, square), cpus(2)).tasks
     assert len(searched) == 1
     assert plan.tasks
+
+
+def test_gpus_search_where_other_blocks_look_better_alone(searched):
+    """The overlap of two ensembles in chunks along members and time, and a covariance."""
+    owners = (0, 1, 0, 0, 1, 0, 1, 0)
+    a = MatrixSpec((760, 1_214_976), chunks=((380,) * 2, (303_744,) * 4), owners=owners)
+    b = replace(a, owners=(1, 0, 1, 1, 1, 0, 1, 0))
+    overlap = Problem(a, b.T, pack="float32", chunks=((380,) * 2,) * 2)
+    plan = plan_matmul(overlap, gpus(2))
+    assert searched == []
+    assert plan.layout.k_parts  # which a first look does not know
+    x = MatrixSpec((3072, 30_752), chunks=((384,) * 8, (30_752,)), owners=(0, 1, 1, 0, 1, 0, 0, 1))
+    y = MatrixSpec((3072, 30_752), chunks=((384,) * 8, (30_752,)), owners=(0, 1) * 4)
+    assert plan_matmul(Problem(x.T, y, pack="float32"), gpus(2)).tasks
+    assert len(searched) == 1
 
 
 def test_what_is_little_is_planned_for_fewer_workers_without_a_search(searched):
