@@ -115,3 +115,13 @@ def test_what_is_little_is_planned_for_fewer_workers_without_a_search(searched):
     plan = plan_matmul(Problem(MatrixSpec((300, 300)), wide), gpus(7))
     assert plan.layout.grid.workers == 1
     assert searched == []
+
+
+def test_rows_that_two_workers_have_as_much_of_go_to_both():
+    """A of 2 x 2 chunks, each row on two workers: no worker has all of C."""
+    a = MatrixSpec((30_720, 3840), chunks=((15_360,) * 2, (1920,) * 2), owners=(1, 0, 1, 0))
+    b = MatrixSpec((3840, 960), chunks=((1920,) * 2, (480,) * 2), owners=(0, 1, 0, 1))
+    plan = plan_matmul(Problem(a, b, pack="float32", chunks=((15_360,) * 2, (480,) * 2)), gpus(2))
+    assert plan.strategy == "owners compute"
+    rows = plan.layout.partial_products.at[::2]
+    assert sorted(rows) == [0, 1]

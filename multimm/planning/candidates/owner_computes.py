@@ -74,15 +74,21 @@ def _on_one(problem: Problem) -> Problem:
 
 
 def _by_rows(spec: MatrixSpec) -> tuple[int, ...]:
-    """For each chunk the worker that has most of its row: then no rows are added."""
-    columns, found = spec.chunks[1], list[int]()
+    """For each chunk the worker that has most of its row: then no rows are added.
+
+    Of several with as much of it, the one that has been given least.
+    """
+    (rows, columns), found = spec.chunks, list[int]()
     if len(columns) == 1:
         return spec.owners
-    for start in range(0, len(spec.owners), len(columns)):
-        held: Counter[int] = Counter()
+    given = Counter[int]()
+    for row, start in zip(rows, range(0, len(spec.owners), len(columns)), strict=True):
+        held = Counter[int]()
         for owner, size in zip(spec.owners[start:], columns, strict=False):
             held[owner] += size
-        found += [max(held, key=held.__getitem__)] * len(columns)
+        most = max(held, key=lambda worker: (held[worker], -given[worker]))
+        given[most] += row
+        found += [most] * len(columns)
     return tuple(found)
 
 
