@@ -154,6 +154,7 @@ def test_a_chunk_that_was_just_written_is_looked_at_again(monkeypatch):
     store()
     time.sleep(0.6)
     monkeypatch.setattr(identity, "TICK", 0.5)  # the metadata are older, the chunk is not
+    monkeypatch.setattr(identity, "PATIENCE", 0.5)
     waited = []
 
     def sleep(seconds):
@@ -166,6 +167,37 @@ def test_a_chunk_that_was_just_written_is_looked_at_again(monkeypatch):
         opened = io.open_array("x.zarr")
     assert waited == [0.5]
     assert opened.compute(scheduler="sync")[0, 3] == 77
+
+
+def test_a_store_that_is_being_rewritten_is_opened_once_that_is_over(monkeypatch):
+    """Half of the chunks rewritten, and the others read before their turn: two writes in one."""
+    store()
+    monkeypatch.setattr(identity, "TICK", 0.2)
+    left = ["x.zarr/c/0/0", "x.zarr/zarr.json"] * 2
+
+    def sleep(seconds):
+        if left:
+            in_place(left.pop()) if "/c/" in left[-1] else os.utime(left.pop())
+        else:
+            time_sleep(seconds)
+
+    time_sleep = time.sleep
+    with monkeypatch.context() as patch:
+        patch.setattr(identity.time, "sleep", sleep)
+        opened = io.open_array("x.zarr")
+    assert not left
+    assert opened.compute(scheduler="sync")[0, 3] == 77
+
+
+def test_who_writes_for_ever_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(identity, "PATIENCE", 0.1)
+    looks = []
+
+    def look():
+        looks.append(time.time_ns())
+        return len(looks), [(1, 1, looks[-1], looks[-1])]
+
+    assert identity.settled(look) == len(looks) == 6
 
 
 def test_names_in_hdf5_are_asked_of_the_file():

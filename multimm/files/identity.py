@@ -22,6 +22,9 @@ Seen = TypeVar("Seen")
 #: Seconds in which a file system may give two changes the same time: a tick of Linux's clock of
 #: 100 Hz, doubled.
 TICK = 0.02
+#: Seconds that are waited for files to be left alone (arbitrary: who goes on longer is noticed when
+#: blocks are read).
+PATIENCE = 1.0
 #: State of what is not there.
 ABSENT: State = ()
 
@@ -80,15 +83,17 @@ def sources(paths: Iterable[str]) -> tuple[Source, ...]:
 def settled(look: Callable[[], tuple[Seen, Iterable[State]]]) -> Seen:
     """What `look` sees, beside the states of its files, so that any change from now on will show.
 
-    Files that were written a moment ago could be written again without another time: then it looks
-    once more, after a moment.
+    Files that were written a moment ago could be written again without another time, or are chunks
+    of a store that somebody is rewriting: then it looks again after a moment, until nothing
+    changes any more, or `PATIENCE` is over.
     """
-    seen, found = look()
-    newest = max(map(changed, found), default=0)
-    if 0 <= time.time() - newest / 1e9 < TICK:
+    for _ in range(max(1, round(PATIENCE / TICK))):
+        seen, found = look()
+        newest = max(map(changed, found), default=0)
+        if not 0 <= time.time() - newest / 1e9 < TICK:
+            return seen
         time.sleep(TICK)
-        seen, _ = look()
-    return seen
+    return look()[0]
 
 
 def changed(found: State) -> int:
