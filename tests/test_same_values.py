@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import tracemalloc
 
 import dask
 import dask.array as da
@@ -211,3 +212,13 @@ def test_operands_that_are_added_to_themselves_again_and_again_are_looked_at_onc
     for _ in range(60):  # 2^60 ways down
         a = a + a
     assert multimm.matmul(a, a + 1).shape == (4, 4)
+
+
+def test_chunks_below_a_new_axis_are_counted_and_not_listed():
+    x = da.ones(10**5, chunks=1)[:4, None]
+    tracemalloc.start()
+    try:
+        assert not same_values(x, x + 0, turned=False)
+        assert tracemalloc.get_traced_memory()[1] < 10**6  # their keys take 14 MB
+    finally:
+        tracemalloc.stop()

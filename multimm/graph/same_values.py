@@ -115,7 +115,7 @@ class _Expressions:
         if found is None or (below := self._layers.get(found[0])) is None:
             return None
         # All of it, and not the first few blocks.
-        return found if len(below.get_output_keys()) == len(layer.mapping) else None
+        return found if len(below) == len(layer.mapping) else None
 
     def _input(self, layer: Blockwise, place: int, axes: Axes) -> tuple[str, Axes]:
         name, labels = layer.indices[place]
