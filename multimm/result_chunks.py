@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any
 
@@ -56,17 +57,15 @@ def _own(x: Any, transposed: bool) -> tuple[Blocks, ...]:
 def _as_dask(a: tuple[Blocks, ...], b: tuple[Blocks, ...]) -> tuple[Blocks, ...]:
     """Chunks of Dask's own product: rows of A, columns of B, and what serves both of a stack."""
     pairs = zip_longest(a[-3::-1], b[-3::-1], fillvalue=(1,))
-    batch = [_common([x for x in pair if x != (1,)]) for pair in pairs]
+    batch = [common_chunks(pair) for pair in pairs]
     rows, columns = ((1,) if len(x) == 1 else x[axis] for x, axis in ((a, -2), (b, -1)))
     return (*batch[::-1], rows, columns)
 
 
-def _common(longer: list[Blocks]) -> Blocks:
-    """Of the operands whose stack has more than one matrix along an axis, or none."""
-    if len({*longer}) > 1 and not any(map(sum, longer)):
-        return (0,)
-    common: Blocks = common_blockdim(longer) or (1,)
-    return common
+def common_chunks(each: Iterable[Blocks]) -> Blocks:
+    """Along an axis that operands share, those that cut none of theirs; length 1 is broadcast."""
+    common: Blocks = common_blockdim([own for own in each if own != (1,)] or [(1,)])
+    return common or (0,)  # nothing, cut in different ways
 
 
 def _sizes(chunks: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Blocks, ...]:

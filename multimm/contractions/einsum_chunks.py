@@ -12,11 +12,11 @@ from typing import Any
 import dask
 import dask.array as da
 import numpy as np
-from dask.array.core import common_blockdim
 from dask.utils import parse_bytes
 
 from multimm.contractions.subscripts import Label, Labels, written
 from multimm.planning.tiling.grid import Blocks, regular
+from multimm.result_chunks import common_chunks
 
 #: Blocks of a result are at most so many times as large as Dask's limit: arbitrary, 1 GiB as Dask
 #: comes, which a GPU computes in some milliseconds.
@@ -34,7 +34,7 @@ def own_chunks(
     labels: Sequence[Labels], chunks: Sequence[Chunks], out: Labels, *_: Any
 ) -> dict[Label, Blocks]:
     """Those of the operands, as Dask's tensordot has them."""
-    return {label: _common(each) for label, each in _found(labels, chunks, out).items()}
+    return {label: common_chunks(each) for label, each in _found(labels, chunks, out).items()}
 
 
 def limited_chunks(
@@ -123,7 +123,7 @@ def einsum_chunks(
     given = max(1, *(prod(map(max, blocks)) for blocks in chunks))
     if len(labels) > 1 and out and largest > tolerance * given:
         return _split(tuple(map(tuple, labels)), tuple(chunks), tuple(out), tolerance)
-    return {label: _common(each) for label, each in found.items()}
+    return {label: common_chunks(each) for label, each in found.items()}
 
 
 def _found(
@@ -136,13 +136,6 @@ def _found(
             if label in found:
                 found[label].append(own)
     return found
-
-
-def _common(each: list[Blocks]) -> Blocks:
-    """Of operands that share an axis; those of length 1 are broadcast."""
-    longer = [own for own in each if own != (1,)]
-    common: Blocks = common_blockdim(longer or each)
-    return common
 
 
 # Dask makes a graph to say it, which takes as long as to plan a product again.
