@@ -73,7 +73,8 @@ class Killer:
                     return
                 time.sleep(0.005)
             if not self.victims:
-                blocks = [ts for ts in list(self.scheduler.tasks.values()) if is_ours(ts)]
+                tasks = list(self.scheduler.tasks.values())
+                blocks = [ts for ts in tasks if isinstance(ts.run_spec, BlockTask)]
                 self.owners = {ts.key: set(ts.worker_restrictions or ()) for ts in blocks}
                 self.labels = {ts.key: ts.run_spec.label for ts in blocks}
             self.kill(max(set(self.pids) - set(self.victims)))
@@ -128,10 +129,6 @@ class Record(SchedulerPlugin):
                 self.made[key] += 1
                 self.labels[key] = task.label
                 self.who[key] = worker
-
-
-def is_ours(ts):
-    return isinstance(ts.run_spec, BlockTask)
 
 
 def forget(cluster, victim):

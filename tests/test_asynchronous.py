@@ -32,10 +32,6 @@ async def in_a_loop():
         yield cluster, client
 
 
-def plugins_of(cluster):
-    return [set(holder.plugins) for holder in (cluster.scheduler, *cluster.workers.values())]
-
-
 def test_an_asynchronous_client_is_told_what_to_await():
     async def main():
         async with in_a_loop() as (cluster, client):
@@ -49,9 +45,8 @@ def test_an_asynchronous_client_is_told_what_to_await():
                     assert name in str(warning.message)
                 install._served.clear()
             await multimm.cluster.prepare(client)
-            on_scheduler, *on_workers = plugins_of(cluster)
-            assert plugin.NAME in on_scheduler
-            assert all(LostPeers.name in found for found in on_workers)
+            assert plugin.NAME in cluster.scheduler.plugins
+            assert all(LostPeers.name in x.plugins for x in cluster.workers.values())
             return x @ x, await client.compute(c)
 
     expected, result = asyncio.run(main())

@@ -97,14 +97,9 @@ class ndarray:
 ndarray.__module__ = "cupy"
 
 
-def on_gpu(shape=(4, 4)):
-    array = da.ones(shape, chunks=2, dtype="float32")
-    array._meta = ndarray((0,) * len(shape))
-    return array
-
-
 def test_operands_on_different_devices():
-    gpu, cpu = on_gpu(), da.ones((4, 4), chunks=2, dtype="float32")
+    gpu, cpu = (da.ones((4, 4), chunks=2, dtype="float32") for _ in "gc")
+    gpu._meta = ndarray((0, 0))
     for operands in ((gpu, cpu), (cpu, gpu), (gpu, np.ones((4, 4))), (ndarray((4, 4)), cpu)):
         for call in (multimm.matmul, gemm):
             with refused(ArrayTypeError, "GPU", "CPU", "cupy.asarray"):

@@ -70,15 +70,12 @@ def test_calls_take_turns_and_seconds_are_per_call(clock, timer):
 # Verification
 
 
-def _product(case, a, b):
-    return (a.swapaxes(-1, -2) if case.trans_a else a) @ (b.swapaxes(-1, -2) if case.trans_b else b)
-
-
 @pytest.mark.parametrize("case", [square(33, "TN"), Case(3, 5, 40, "NT", batch=4)])
 def test_a_right_product_is_let_through_and_wrong_ones_are_not(case):
     a, b, out = operands(np, case)
     reference = Reference(np, case, a, b)
-    right = _product(case, a, b)
+    left = a.swapaxes(-1, -2) if case.trans_a else a
+    right = left @ (b.swapaxes(-1, -2) if case.trans_b else b)
 
     def write(values):
         def call():

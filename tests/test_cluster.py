@@ -197,14 +197,10 @@ def test_gpus_are_taken_by_default_and_cpu_workers_when_asked_for(two_gpus):
     assert check(workers=3).workers == 3
 
 
-def host_memory(monkeypatch, *, total, available, bound=None):
-    memory = SimpleNamespace(total=total * GIB, available=available * GIB)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
-    monkeypatch.setattr("distributed.system.memory_limit", lambda: (bound or total) * GIB)
-
-
 def test_default_memory_limit_is_a_share_of_what_is_free(two_gpus, monkeypatch):
-    host_memory(monkeypatch, total=1000, available=800)
+    memory = SimpleNamespace(total=1000 * GIB, available=800 * GIB)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    monkeypatch.setattr("distributed.system.memory_limit", lambda: 1000 * GIB)
     assert check().memory_limit == 360 * GIB
     assert check(workers=4).memory_limit == 180 * GIB
     assert check(memory_limit="3GB").memory_limit == 3 * 10**9

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import time
 from dataclasses import replace
-from functools import partial
 
 import dask.array as da
 import numpy as np
@@ -66,10 +65,6 @@ def made(kind, monkeypatch):
     return product, wanted
 
 
-def is_of(kind, label):
-    return label.kind is kind
-
-
 @pytest.mark.parametrize(
     ("kind", "while_they", "after", "restarts"),
     [
@@ -89,8 +84,8 @@ def test_a_worker_killed_at_any_moment(monkeypatch, kind, while_they, after, res
     with workers(3) as (cluster, client):
         client.register_plugin(Link(0.01))
         product, wanted = made(kind, monkeypatch)
-        of_kind = partial(is_of, while_they)
-        killer = Killer(cluster, client, [after], only=of_kind, for_good=not restarts)
+        only = {"only": lambda label: label.kind is while_they}
+        killer = Killer(cluster, client, [after], **only, for_good=not restarts)
         future = client.compute(product)  # while it is there, the scheduler knows who did what
         np.testing.assert_array_equal(future.result(timeout=60), wanted)
         # The survivors of a chain make blocks of its first product again for the heirs; those of

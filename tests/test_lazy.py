@@ -164,10 +164,6 @@ def test_a_client_that_is_given_as_the_scheduler_is_the_one_that_is_planned_for(
             assert multimm.plan(x, x, blocks=20).cluster.workers == 3
             c = multimm.matmul(x, x, blocks=20)
             np.testing.assert_array_equal(c.compute(), x.compute() @ x.compute())
-            assert any("multimm" in name for name in client.run_on_scheduler(_plugins))
+            assert any("multimm" in name for name in cluster.scheduler.plugins)
     with dask.config.set(scheduler="Synchronous"):
         assert multimm.plan(x, x).cluster.workers == 1
-
-
-def _plugins(dask_scheduler):
-    return list(dask_scheduler.plugins)

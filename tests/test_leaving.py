@@ -14,10 +14,12 @@ import pytest
 from clusters import in_threads, soon
 from commands import python
 from distributed import Client
+from labels import tasks_of
 from linked import at_rest, held_up, plan_for_little
 from small import integers
 
 import multimm
+from multimm.graph.label import Kind
 from multimm.graph.tasks import host_offload
 from multimm.graph.tasks.host_offload import Room, download
 
@@ -223,17 +225,14 @@ def in_row_panels(monkeypatch, n=700, blocks=200):
     return multimm.matmul(a, b, **fixed), multimm.plan(a, b, **fixed), x @ y
 
 
-def downloads(c):
-    return [c.dask[(c.name, *at)] for at in np.ndindex(*c.numblocks)]
-
-
 def test_the_thread_of_a_worker_may_wait_for_blocks_of_several_products(monkeypatch):
     """And products with it: they have threads of their own."""
     opened = held_up(monkeypatch, seconds=60)
     monkeypatch.setattr(host_offload, "_leaving", room := Room())
     with in_threads(1, memory_limit=0) as cluster, Client(cluster) as client:
         products = [in_row_panels(monkeypatch, n, size) for n, size in [(700, 200), (700, 150)]]
-        limits = {task.kwargs["limit"] for c, _, _ in products for task in downloads(c)}
+        back = [task for c, _, _ in products for task in tasks_of(c, Kind.DOWNLOAD).values()]
+        limits = {task.kwargs["limit"] for task in back}
         assert len(limits) == 2
         assert None not in limits
         try:

@@ -105,7 +105,7 @@ def test_a_product_that_is_asked_for_twice_is_counted_once(client):
         soon(lambda: (left := _left(client)) and (0, 0) not in {step for _, step in left})
         counted = _left(client)
         futures.append(client.compute(c.max()))
-        soon(lambda: client.run_on_scheduler(_knows, futures[1].key))
+        soon(lambda: futures[1].key in client.cluster.scheduler.tasks)
         assert _left(client) == counted
     finally:
         held.set()
@@ -118,10 +118,6 @@ def _late(block, held, block_id=None):
         secede()
         held.wait(60)
     return block
-
-
-def _knows(key, dask_scheduler):
-    return key in dask_scheduler.tasks
 
 
 def _left(client):

@@ -184,11 +184,7 @@ def test_certificates_that_cannot_be_read_are_named(fields, said):
 # -------------------------------------------------------------- dask's configuration
 
 
-def configurations() -> list[Path]:
-    return sorted((CLUSTER / "dask-config").glob("*.yaml"))
-
-
-@pytest.mark.parametrize("path", configurations(), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(CLUSTER.glob("dask-config/*.yaml")), ids=lambda x: x.name)
 def test_dask_knows_every_setting(path):
     import distributed
 

@@ -164,14 +164,10 @@ def item(name, system="multimm", absent="", kind="strong", machine=CPU):
     return Item(system, machine, Product(kind, name, 8, 8, 8, "strong"), "float32", 3, absent)
 
 
-def quiet():
-    return Console(file=io.StringIO(), width=200)
-
-
 def swept(monkeypatch, folder, items, *groups, **options):
     script = Script(*groups)
     monkeypatch.setattr(scaling, "Group", script)
-    console = quiet()
+    console = Console(file=io.StringIO(), width=200)
     asked = ask(workers="2", quick=True)
     try:
         found, path = scaling.sweep(asked, folder, console, items=items, **options)

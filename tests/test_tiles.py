@@ -53,10 +53,6 @@ def wavefronts(addresses: list[int]) -> int:
     return max(Counter(word % 32 for word in set(addresses)).values())
 
 
-def warps(config: TileConfig) -> list[range]:
-    return [range(first, first + 32) for first in range(0, config.threads, 32)]
-
-
 ways = pytest.mark.parametrize(
     ("way", "floats"), [("along_k", 1), ("along_x", 1), ("along_x", 4)], ids=str
 )
@@ -97,7 +93,7 @@ def test_offsets_of_copies_are_the_same_for_all_threads(config, way, side):
 @names
 def test_shared_reads_are_conflict_free_for_16_lanes_at_a_time(config):
     f = thread_map(config)
-    for warp in warps(config):
+    for warp in (range(start, start + 32) for start in range(0, config.threads, 32)):
         for first in ("strip_row", "strip_col"):
             for lanes in (warp[:16], warp[16:]):
                 words = {f[first](thread) + word for thread in lanes for word in range(4)}
