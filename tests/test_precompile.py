@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -31,7 +30,7 @@ def calls(monkeypatch):
     device = SimpleNamespace(compute_capability="80")
     module.cuda = SimpleNamespace(get_current_stream=lambda: stream, Device=lambda: device)
     monkeypatch.setattr(warmup, "compile_files", lambda *share: seen.append(("files", *share)))
-    monkeypatch.setattr(warmup, "CPU_COUNT", 12)
+    monkeypatch.setattr(warmup, "threads_beside_a_gpu", lambda most: 3)
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(warmup, "SIDE", 24)
     monkeypatch.setattr(warmup, "K", 16)
@@ -79,8 +78,8 @@ def test_a_worker_compiles_what_is_absent_on_its_share_of_the_cores(calls, monke
     for absent in ([], ["kernel"]):
         monkeypatch.setattr(warmup, "absent", lambda capability, absent=absent: absent)
         assert warmup.are_compiled() == (not absent)
-    warmup.compile_kernels(1, 4)
-    assert calls == [("files", 80, 3, 1, 4)]
+    warmup.compile_kernels()
+    assert calls == [("files", 80, 3)]
 
 
 # ------------------------------------------------------------------- to files
@@ -130,26 +129,6 @@ def two(monkeypatch, tmp_path):
 SMALL = ("transpose.cu", "complex_mirror.cu")
 
 
-def test_each_process_begins_elsewhere_and_compiles_everything(two, monkeypatch):
-    order = []
-    monkeypatch.setattr(precompile.os, "nice", lambda more: None)
-    monkeypatch.setattr(precompile, "ProcessPoolExecutor", lambda count, context: Noted(order))
-    precompile.compile_absent(90, 4, 1, 2)
-    assert order == [two[1], two[0]]
-
-
-class Noted(nullcontext):
-    """A pool that compiles in this process, and notes the order."""
-
-    def __init__(self, order):
-        super().__init__(self)
-        self.order = order
-
-    def map(self, function, jobs, capabilities):
-        self.order += jobs
-        return map(function, jobs, capabilities)
-
-
 def test_where_nothing_can_be_kept_nothing_is_compiled(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "file"))
@@ -159,7 +138,7 @@ def test_where_nothing_can_be_kept_nothing_is_compiled(monkeypatch, tmp_path):
 
 def test_processes_compile_everything_that_is_absent(two, monkeypatch):
     monkeypatch.setattr(precompile.os, "nice", lambda more: None)
-    precompile.compile_absent(90, 2, 0, 1)
+    precompile.compile_absent(90, 2)
     assert precompile.absent(90) == []
     monkeypatch.setattr(precompile, "Compilation", None)
     precompile.compile_files(90, 2)

@@ -203,31 +203,18 @@ def test_kernels_are_compiled_by_gpu_workers_and_a_failure_is_only_logged(monkey
     calls = []
     kernels = ModuleType(warmup.TASKS)
     kernels.are_compiled = lambda: False
-    kernels.compile_kernels = lambda *share: calls.append(share)
+    kernels.compile_kernels = lambda: calls.append("kernels")
     kernels.run_tasks = lambda: calls.append("tasks")
     monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
-    here = worker("ucxx://10.0.0.2:40000")
-
-    async def known():
-        others = ("ucxx://10.0.0.2:50000", "ucxx://10.0.0.2:300", "tcp://10.0.0.7:1")
-        return dict.fromkeys((here.address, *others), 1)
-
-    here.scheduler = SimpleNamespace(ncores=known)
+    here = worker()
     asyncio.run(warmup._compile(here))
     assert calls == []
     monkeypatch.setattr(warmup, "by_dask_cuda", lambda worker: True)
     asyncio.run(warmup._compile(here))
-    assert calls == [(1, 3), "tasks"]  # the second of three on its host
-
-    async def unknown():
-        raise OSError("no scheduler")
-
-    here.scheduler = SimpleNamespace(ncores=unknown)
-    asyncio.run(warmup._compile(here))
-    assert calls == [(1, 3), "tasks", (0, 1), "tasks"]
+    assert calls == ["kernels", "tasks"]
     kernels.are_compiled = lambda: True
     asyncio.run(warmup._compile(here))
-    assert calls[4:] == ["tasks"]
+    assert calls[2:] == ["tasks"]
     kernels.run_tasks = lambda: 1 / 0
     asyncio.run(warmup._compile(here))
     assert "kernels were not compiled beforehand: ZeroDivisionError" in caplog.text

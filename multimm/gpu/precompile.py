@@ -144,14 +144,11 @@ class Compilation:
         Compute capability, 90 for sm_90.
     processes : int
         How many compile at a time, at most.
-    rank, ranks : int, optional
-        This one among those that do the same in one cache: each begins elsewhere, and finds what
-        others have compiled meanwhile.
     """
 
-    def __init__(self, capability: int, processes: int, rank: int = 0, ranks: int = 1) -> None:
+    def __init__(self, capability: int, processes: int) -> None:
         self.capability = capability
-        asked = json.dumps([sys.path, capability, processes, rank, ranks])
+        asked = json.dumps([sys.path, capability, processes])
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, asked],
             stdin=subprocess.DEVNULL,
@@ -198,10 +195,10 @@ compile_absent(*asked)
 """
 
 
-def compile_files(capability: int, processes: int, rank: int = 0, ranks: int = 1) -> None:
+def compile_files(capability: int, processes: int) -> None:
     """Have a `Compilation` compile what is not in the cache yet, and wait for it."""
     if absent(capability):
-        with Compilation(capability, processes, rank, ranks) as compilation:
+        with Compilation(capability, processes) as compilation:
             compilation.wait()
 
 
@@ -217,13 +214,11 @@ def absent(capability: int) -> list[Wanted]:
     ]
 
 
-def compile_absent(capability: int, processes: int, rank: int, ranks: int) -> None:
+def compile_absent(capability: int, processes: int) -> None:
     """The program of a `Compilation`; prints what went wrong last."""
     os.nice(NICE)
     try:
         jobs = absent(capability)
-        first = rank * len(jobs) // ranks
-        jobs = jobs[first:] + jobs[:first]
         count = max(1, min(processes, MOST_PROCESSES, len(jobs)))
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(count, spawn) as pool:

@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from dask.system import CPU_COUNT
 
 from multimm.gpu.elementwise.reduce import CAPACITIES
 from multimm.gpu.kernel_selection import PRECISIONS
-from multimm.gpu.precompile import absent, compile_files
+from multimm.gpu.precompile import MOST_PROCESSES, absent, compile_files
+from multimm.gpu.transfer.pinned_copy import threads_beside_a_gpu
 from multimm.graph.block_task import Block
 from multimm.graph.lowering.rechunk import join
 from multimm.graph.lowering.symmetric import link_diagonal
@@ -39,20 +39,15 @@ def are_compiled() -> bool:
     return not absent(_capability())
 
 
-def compile_kernels(rank: int, ranks: int) -> None:
-    """Compile what is not in the cache yet, on a share of this host's cores.
-
-    Parameters
-    ----------
-    rank, ranks : int
-        This process's number among those that do the same on this host.
+def compile_kernels() -> None:
+    """Compile what is not in the cache yet, on the share of this host's cores of one GPU.
 
     Raises
     ------
     KernelError
         A kernel does not compile, or the GPU is too old.
     """
-    compile_files(_capability(), max(1, int(CPU_COUNT) // ranks), rank, ranks)
+    compile_files(_capability(), threads_beside_a_gpu(MOST_PROCESSES))
 
 
 def run_tasks() -> None:

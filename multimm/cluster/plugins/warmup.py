@@ -20,7 +20,6 @@ import logging
 import pickle
 import time
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from distributed import Worker, WorkerPlugin
 
@@ -155,22 +154,11 @@ async def _compile(worker: Worker) -> None:
     try:
         tasks = await asyncio.to_thread(importlib.import_module, TASKS)
         if not await asyncio.to_thread(tasks.are_compiled):
-            await asyncio.to_thread(tasks.compile_kernels, *await _share_of_host(worker))
+            await asyncio.to_thread(tasks.compile_kernels)
         await asyncio.to_thread(tasks.run_tasks)
     except Exception as error:
         # A task that needs the kernel will say so again, to whom it concerns.
         logger.warning("kernels were not compiled beforehand: %r", error)
-
-
-async def _share_of_host(worker: Worker) -> tuple[int, int]:
-    """Which one this is of how many workers on its host."""
-    host = urlsplit(worker.address).hostname
-    try:
-        addresses = sorted(await worker.scheduler.ncores())
-    except OSError:  # said where peers are asked for
-        return 0, 1
-    here = [address for address in addresses if urlsplit(address).hostname == host]
-    return (here.index(worker.address), len(here)) if worker.address in here else (0, 1)
 
 
 def _sample(dask_worker: Worker) -> Any:
