@@ -26,6 +26,7 @@ def shared_gpus(workers: int) -> Iterator[Any]:
     """
     from multimm.cluster.client import ClusterClient, set_up_cluster
     from multimm.cluster.options import StartOptions
+    from multimm.cluster.plugins.gc_policy import SeldomGarbage
     from multimm.cluster.start import CONNECT_SECONDS, on_gpus
 
     gpus = visible_gpus()
@@ -35,7 +36,7 @@ def shared_gpus(workers: int) -> Iterator[Any]:
     cluster = _cluster_class()(n_workers=workers, **on_gpus(options))
     client = ClusterClient(cluster, timeout=CONNECT_SECONDS, security=None)
     try:
-        set_up_cluster(client, overlap=True)
+        set_up_cluster(client, SeldomGarbage(), overlap=True)
         yield client
     finally:
         client.close()  # and the cluster

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from multimm.cli.stop import STOP
-from multimm.errors import ClusterError, OptionError
+from multimm.errors import OptionError
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -111,18 +111,6 @@ def interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@contextmanager
-def _debug_shows_more() -> Iterator[None]:
-    """What workers print is shown with --debug alone, and an error says so."""
-    from multimm.cluster.start import SEE
-
-    try:
-        yield
-    except ClusterError as error:
-        text = str(error).replace(SEE, "--debug shows what they say; see `multimm doctor`")
-        raise ClusterError(text) from error
-
-
 @dataclass(frozen=True, slots=True)
 class Workers:
     """Where a command computes: a cluster of its own, or a running one."""
@@ -172,7 +160,7 @@ class Workers:
         if self.scheduler is None:
             if self.protocol is None and len(choose(self.gpus, self.workers).gpus) == 1:
                 own["protocol"] = "tcp"  # it has nobody to send blocks to, and UCXX never sleeps
-            with interrupts_held_back(), _debug_shows_more():
+            with interrupts_held_back():
                 return cluster.start(**own)
         if own:
             names = ", ".join("--" + name.replace("_", "-") for name in own)

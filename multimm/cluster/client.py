@@ -56,16 +56,12 @@ class ClusterClient(Client):
             give_back(self.borrowed)
 
 
-def set_up_cluster(
-    client: Client, *, overlap: bool = False, seldom_garbage: bool | None = None
-) -> None:
-    """Install multimm's plugins on the cluster, or raise `ClusterError`; again changes nothing.
+def set_up_cluster(client: Client, *more: Any, overlap: bool = False) -> None:
+    """Install multimm's plugins, and `more`, on the cluster; again changes nothing.
 
     With `overlap` UCXX waits otherwise before transfers, all pairs of workers meet and kernels are
-    compiled when this returns; and this process looks for garbage less often, if it owns the
-    cluster and `seldom_garbage`, or by default Dask's configuration, says so.
+    compiled when this returns. Raises `ClusterError`.
     """
-    from multimm.cluster.plugins.gc_policy import SeldomGarbage, is_wanted
     from multimm.cluster.plugins.peer_memory import PeerMemory, let_go_in
     from multimm.cluster.plugins.transfer_counter import TransferCounter
     from multimm.cluster.plugins.ucxx_overlap import Overlap, obstacles
@@ -73,10 +69,8 @@ def set_up_cluster(
     from multimm.graph.scheduler.install import install, refusal
 
     if not overlap:
-        return install(client, TransferCounter())
-    own = client.cluster is not None and is_wanted(seldom_garbage)
-    garbage = (SeldomGarbage(),) if own else ()
-    install(client, TransferCounter(), Overlap(), PeerMemory(), WarmUp(), *garbage)
+        return install(client, TransferCounter(), *more)
+    install(client, TransferCounter(), Overlap(), PeerMemory(), WarmUp(), *more)
     try:
         let_go_in(client)
         for reason in sorted(set(obstacles(client).values())):

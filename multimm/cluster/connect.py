@@ -145,7 +145,7 @@ def _equipped(client: Client, security: Security | None, overlap: bool) -> Clien
         )
     from multimm.cluster.client import set_up_cluster
 
-    set_up_cluster(client, overlap=overlap, seldom_garbage=False)
+    set_up_cluster(client, overlap=overlap)
     return client
 
 

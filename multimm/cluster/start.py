@@ -46,8 +46,6 @@ RMM_POOL_SHARE = 0.8
 #: Seconds to wait for a scheduler in this very process, on a busy machine.
 CONNECT_SECONDS = 60.0
 BLAS_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-#: Where more is said about workers that did not start.
-SEE = "see what they printed, and `multimm doctor`"
 THROUGH_HOST = (
     "GPU blocks travel over TCP, through the host's memory: some GB/s in place of NVLink's "
     'hundreds. protocol="ucxx", with distributed-ucxx installed, has them travel directly.'
@@ -183,9 +181,9 @@ def _started(
     from multimm.cluster import dashboard
     from multimm.cluster.client import ClusterClient, set_up_cluster
     from multimm.cluster.first_start import measure_at_first_start
-    from multimm.cluster.plugins.gc_policy import fewer_messages, is_wanted
+    from multimm.cluster.plugins.gc_policy import SeldomGarbage, fewer_messages, is_wanted
 
-    seldom_garbage = is_wanted(seldom_collect_garbage)
+    garbage = (SeldomGarbage(),) if is_wanted(seldom_collect_garbage) else ()
     missing = _missing(options)
     with main_guard.watched() as unguarded:
         try:
@@ -200,7 +198,10 @@ def _started(
             if unguarded():
                 raise ClusterError(main_guard.UNGUARDED) from None
             # Whatever a worker process dies of comes back as RuntimeError, OSError, ...
-            raise ClusterError(f"the workers did not start ({_root(error)}): {SEE}") from error
+            raise ClusterError(
+                f"the workers did not start ({_root(error)}): see what they printed (a command "
+                "shows it with --debug), and `multimm doctor`"
+            ) from error
     try:
         client = ClusterClient(cluster, timeout=CONNECT_SECONDS, security=options.security)
     except BaseException as error:
@@ -215,7 +216,7 @@ def _started(
     client.borrowed = missing
     try:
         _wait_for_kernels(compilations)
-        set_up_cluster(client, overlap=True, seldom_garbage=seldom_garbage)
+        set_up_cluster(client, *garbage, overlap=True)
         measure_at_first_start(client)
     except BaseException:
         client.close()
