@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import dask
 import dask.array as da
 import numpy as np
@@ -14,11 +16,13 @@ from distributed import wait
 from hypothesis import given
 from hypothesis import strategies as st
 from labels import block_tasks
+from paper import cpus
 
 import multimm
 from multimm import products
 from multimm.cluster.inspect import cluster_spec
 from multimm.cluster.inspect.cluster_spec import listed
+from multimm.contractions import steps
 from multimm.errors import ShapeError
 from multimm.graph.data_location import ProductLayer, owners_of
 from multimm.graph.lazy_views import permuted
@@ -187,6 +191,30 @@ def test_a_block_of_a_step_before_that_several_tasks_take_has_a_task(client):
     assert len(own) == 12
     assert flattening(made) == {key for key in own if "flattened" in key[0]}
     assert len(flattening(made)) == 4  # by the tasks that make them
+    np.testing.assert_array_equal(made.compute(), expected)
+
+
+@pytest.mark.parametrize(("threads", "count"), [(1, 4), (2, 12)])
+def test_a_task_makes_both_blocks_that_it_takes_where_workers_have_a_thread(
+    client, monkeypatch, threads, count
+):
+    """Two along p, which is summed over in the second step, for each of four along r."""
+    x, a = lying(client, (32, 300, 1264), (16, 300, 316))
+    y, w = lying(client, (300, 100), (300, 100), 1)
+    z, v = lying(client, (32, 200), (16, 200), 2)
+    answer = products.ask(None, [a, w, v])
+    assert answer.cluster is not None
+    on = replace(cpus(WORKERS), threads=threads, addresses=answer.cluster.addresses)
+    answer = answer._replace(cluster=on)
+    monkeypatch.setattr(steps, "ask", lambda *_: answer)
+    made = multimm.einsum("pqr,qj,pi->ijr", a, w, v, optimize=[(0, 1), (0, 1)])
+    own, last = block_tasks(made), {*flatten(made.__dask_keys__())}
+    assert len(last) == 4
+    assert own.keys() >= last
+    assert len(own) == count
+    for task in own.values():
+        assert {key for key, _ in task.place.blocks} == {*task.dependencies}
+    expected = np.einsum("pqr,qj,pi->ijr", x, y, z, optimize=True)
     np.testing.assert_array_equal(made.compute(), expected)
 
 

@@ -134,11 +134,11 @@ class Matrices(NamedTuple):
             chunks=asked, dtype=dtype,
         )  # fmt: skip
 
-    def apart(self, product: Array, out: Labels) -> Array:
-        """The axes of their product, in the order of the result."""
+    def apart(self, product: Array, out: Labels, *, lone: bool = False) -> Array:
+        """The axes of their product, in the order of the result; `lone`: workers have a thread."""
         order = tuple(self.made.index(x) for x in out)
         if is_dask(product):
-            product = with_makers(of_stored_blocks(product), self.alone)
+            product = with_makers(of_stored_blocks(product), self.alone, several=lone)
         if order == tuple(range(len(self.made))) and {*self.groups} == {1}:
             return product
         if is_dask(product):

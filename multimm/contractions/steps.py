@@ -63,11 +63,13 @@ class Contraction(NamedTuple):
         lazy = [as_stored(term).array for term in self.terms if is_dask(term.array)]
         # Of all operands at once, however many steps there are.
         answer = ask(None, lazy) if lazy and self.products > 1 else None
+        lone = answer is not None and answer.cluster is not None and answer.cluster.threads == 1
 
         def multiplied(
             found: Matrices, terms: list[Term], out: Labels, dtype: np.dtype[Any] | None
         ) -> Array:
-            return found.apart(found.product(precision, dtype).result(answer), out)
+            made = found.product(precision, dtype).result(answer)
+            return found.apart(made, out, lone=lone)
 
         return self.run(multiplied, elementwise)
 

@@ -7,7 +7,7 @@ transport and worker together; `multimm.graph.rearranged` has one for each block
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import dask.array as da
@@ -18,7 +18,6 @@ from multimm.gpu.arrays import is_cupy
 from multimm.graph.block_task import Block, BlockTask, Key, within
 from multimm.graph.data_location import ProductLayer
 from multimm.graph.rearranged import RearrangedLayer, rearrange
-from multimm.planning.tiling.grid import Coordinate
 
 #: On GPUs so many tasks may each rearrange a block that they share. Arbitrary: a GPU copies a block
 #: of 500 MB in about a millisecond, and a task of its own takes longer.
@@ -79,8 +78,8 @@ def _with_inputs_made(task: BlockTask, made_here: Mapping[Key, Task]) -> BlockTa
     return made
 
 
-def with_makers(array: da.Array, own: Collection[str]) -> da.Array:
-    """The same product; its tasks make the blocks of another one that they alone take, one each.
+def with_makers(array: da.Array, own: Collection[str], several: bool) -> da.Array:
+    """The same product; its tasks make the blocks of another one that they alone take.
 
     Between two tasks on a worker lie messages to the scheduler and back, some milliseconds.
 
@@ -90,6 +89,8 @@ def with_makers(array: da.Array, own: Collection[str]) -> da.Array:
         A product.
     own : collection of str
         Names of products whose blocks nobody else needs.
+    several : bool
+        Whether a task may make several blocks: threads beside its own have less to do then.
     """
     layer = array.dask.layers[array.name]
     if not isinstance(layer, ProductLayer):
@@ -97,55 +98,59 @@ def with_makers(array: da.Array, own: Collection[str]) -> da.Array:
     layers: dict[str, Any] = dict(array.dask.layers)
     needs = {name: {*names} for name, names in array.dask.dependencies.items()}
     for name in needs[array.name] & {*own}:
-        if isinstance(layers[name], ProductLayer) and (tasks := _after_makers(layers[name], layer)):
+        below = layers[name]
+        if isinstance(below, ProductLayer) and (tasks := _after_makers(below, layer, several)):
             layer = ProductLayer({**layer, **tasks}, layer.owners, layer.workers, layer.reads)
-            needs[array.name] = (needs[array.name] - {name}) | needs[name]
-            del layers[name], needs[name]
+            needs[array.name] |= needs[name]
+            taken = {key for task in layer.values() for key in task.dependencies}
+            left = {key: task for key, task in below.items() if key in taken}
+            layers[name] = ProductLayer(left, (), below.workers, below.reads)
+            if not left:
+                needs[array.name].remove(name)
+                del layers[name], needs[name]
     layers[array.name] = layer
     return da.Array(HighLevelGraph(layers, needs), array.name, array.chunks, meta=array._meta)
 
 
-def _after_makers(below: ProductLayer, layer: ProductLayer) -> dict[Key, BlockTask]:
-    """Tasks of a product that each make the one block that they take of another one.
+def _after_makers(below: ProductLayer, layer: ProductLayer, several: bool) -> dict[Key, BlockTask]:
+    """Tasks of a product that make all of the blocks that they take of another one.
 
-    None, unless all blocks of that one are taken so.
+    None where one of these is needed by another task, too, or made of more of that product.
     """
     takes = {key: task.dependencies & below.keys() for key, task in layer.items()}
-    taken = {key: next(iter(blocks)) for key, blocks in takes.items() if len(blocks) == 1}
-    uses = Counter(block for blocks in takes.values() for block in blocks)
-    if not taken or uses != Counter(below.keys()) or len(taken) < len(below):
-        return {}
-    place = layer[next(iter(taken))].place  # all have one grid
-    workers = map(place.grid.place, range(place.grid.workers))
-    places = {layer.rank(place, at): at for at in workers}
-    made = {
-        key: _after_its_maker(below[at], below, layer[key], layer, places)
-        for key, at in taken.items()
+    uses = Counter(key for task in below.values() for key in task.dependencies)
+    uses.update(key for blocks in takes.values() for key in blocks)
+    alone = {
+        key
+        for key, task in below.items()
+        if uses[key] == 1 and not task.dependencies & below.keys()
     }
-    found = {key: task for key, task in made.items() if task is not None}
-    return found if len(found) == len(made) else {}
+    found = {}
+    for key, blocks in takes.items():
+        if blocks and blocks <= alone and (several or len(blocks) == 1):
+            made = _after_their_makers(sorted(blocks), below, layer[key], layer)
+            if made is not None:
+                found[key] = made
+    return found
 
 
-def _after_its_maker(
-    maker: BlockTask,
-    below: ProductLayer,
-    user: BlockTask,
-    layer: ProductLayer,
-    places: Mapping[int, Coordinate],
+def _after_their_makers(
+    blocks: Sequence[Key], below: ProductLayer, user: BlockTask, layer: ProductLayer
 ) -> BlockTask | None:
-    """A task that makes the block that it takes, if both are for the same worker.
-
-    `places` are those of workers in the user's grid, by their places among the addresses.
-    """
+    """A task that makes the blocks that it takes, if all are for the same worker."""
     place = user.place
-    if below.rank(maker.place, maker.place.owner) != layer.rank(place, place.owner):
-        return None
-    inputs = [(at, tuple(key for key in keys if key != maker.key)) for at, keys in place.inputs]
-    for at, keys in maker.place.inputs:
-        if (there := places.get(below.rank(maker.place, at))) is None:
+    at = map(place.grid.place, range(place.grid.workers))
+    places = {layer.rank(place, one): one for one in at}  # in the user's grid, by rank
+    inputs = [(at, tuple(key for key in keys if key not in blocks)) for at, keys in place.inputs]
+    for key in blocks:
+        maker = below[key]
+        if below.rank(maker.place, maker.place.owner) != layer.rank(place, place.owner):
             return None
-        inputs.append((there, keys))
-    made = user.substitute({maker.key: maker})
+        for at, keys in maker.place.inputs:
+            if (there := places.get(below.rank(maker.place, at))) is None:
+                return None
+            inputs.append((there, keys))
+    made = user.substitute({key: below[key] for key in blocks})
     made.place = place._replace(inputs=tuple(inputs))
     return made
 
