@@ -64,6 +64,20 @@ def test_workers_run_in_them_with_what_this_process_has_by_then(monkeypatch):
             assert client.submit(lambda: 41 + 1).result() == 42
 
 
+def test_workers_do_not_keep_what_libraries_have_open(tmp_path):
+    """As UCX's listeners, which are not closed in new processes by themselves."""
+    with open(tmp_path / "port", "w") as kept:
+        os.set_inheritable(kept.fileno(), True)
+        with mc.start(workers=1, memory_limit=GIB) as client:
+            (found,) = client.run(open_files).values()
+    assert "socket" in found
+    assert kept.name not in found
+
+
+def open_files() -> str:
+    return " ".join(os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+
+
 def test_a_worker_that_is_killed_gets_a_new_process_that_works():
     with mc.start(workers=1, memory_limit=GIB) as client:
         (first,) = pids(client)

@@ -210,10 +210,22 @@ class _Given(popen_fork.Popen):
         self.finalizer = util.Finalize(self, os.close, [self.sentinel])
 
 
+def _close_others(link: int) -> None:
+    """Close what libraries in C, UCX for one, have left open for processes to inherit.
+
+    As a process that multiprocessing begins does: ports would stay taken as long as workers run.
+    """
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2 and number != link:
+            with suppress(OSError):  # it was open for this list alone
+                os.close(number)
+
+
 def wait_for_work(link: int, first: Sequence[str], later: Sequence[str]) -> None:
     """The program of a process: import, wait, and do what it is given, in its main thread."""
     import gc
 
+    _close_others(link)
     gc.disable()  # a fifth of what imports take
     try:
         os.set_inheritable(link, False)
