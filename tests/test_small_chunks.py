@@ -54,9 +54,11 @@ def searched(monkeypatch):
 
     original = choice.candidates
     monkeypatch.setattr(choice, "candidates", candidates)
-    plan_matmul.cache_clear()
+    for cached in (plan_matmul, choice._best_anywhere):
+        cached.cache_clear()
     yield found
-    plan_matmul.cache_clear()
+    for cached in (plan_matmul, choice._best_anywhere):
+        cached.cache_clear()
 
 
 def test_nothing_is_searched_for_where_little_can_be_gained(searched):
@@ -104,8 +106,13 @@ def test_gpus_search_where_other_blocks_look_better_alone(searched):
     assert plan.layout.k_parts  # which a first look does not know
     x = MatrixSpec((3072, 30_752), chunks=((384,) * 8, (30_752,)), owners=(0, 1, 1, 0, 1, 0, 0, 1))
     y = MatrixSpec((3072, 30_752), chunks=((384,) * 8, (30_752,)), owners=(0, 1) * 4)
-    assert plan_matmul(Problem(x.T, y, pack="float32"), gpus(2)).tasks
+    plans = [plan_matmul(Problem(x.T, y, pack="float32"), gpus(2))]
     assert len(searched) == 1
+    elsewhere = replace(y, owners=(0, 0, 1, 1, 1, 0, 0, 1))
+    plans.append(plan_matmul(Problem(x.T, elsewhere, pack="float32"), gpus(2)))
+    assert len(searched) == 1  # the same shapes
+    assert plans[0].layout.problem.b.owners != plans[1].layout.problem.b.owners
+    assert plans[0].seconds == pytest.approx(plans[1].seconds, rel=0.1)
 
 
 def test_what_is_little_is_planned_for_fewer_workers_without_a_search(searched):

@@ -39,7 +39,7 @@ from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
-from multimm.planning.search import NEARLY, Rank, candidates, cut_alike, first_look
+from multimm.planning.search import NEARLY, Rank, candidates, cut_alike, first_look, ranked
 from multimm.planning.tiling.counts import AS_USUAL, Cut, most_elements
 from multimm.planning.tiling.grid import Grid
 
@@ -63,7 +63,10 @@ SEARCH_S = {"cpu": 0.04, "gpu": 0.022}
 #: whether to search: not if the best of them takes so many times as long as what was found. No
 #: golden plan changes by it; with 64 chunks one would take 51 ms for 30.
 PROBED_S, FEW_CHUNKS, HOPELESS = 0.036, 24, 1.1
-#: How they are cut: as usual, and into long k-tiles.
+#: So many candidates of a search for few chunks are looked at again where these lie elsewhere.
+#: Arbitrary: one golden plan would change, by 3 %, which is of one array on both sides.
+KEPT = 6
+#: How arrangements are cut that are tried first: as usual, and into long k-tiles.
 PROBES = (AS_USUAL, Cut(k_tiles=0.125))
 #: Bytes of operands and result below which fewer workers are looked at, too: they are often better
 #: for what is so small. Arbitrary.
@@ -130,7 +133,7 @@ def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Optio
         if _is_little(problem, cluster):
             ranks = with_fewer(problem, cluster, options, all_work) or found
     else:  # or workers are arranged in every way, or fewer of them if that is faster.
-        found = candidates(problem, cluster, options)
+        found = _searched_for(problem, cluster, options)
         all_work = min(found.values())
         placed |= {} if options.given else parts_in_place(problem, cluster)
         ranks = (with_fewer(problem, cluster, options, all_work) or found) | placed
@@ -140,6 +143,28 @@ def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Optio
     plan = replace(plan, reason=_reason(plan, ranks, all_work.seconds))
     logger.debug("%s", plan)
     return plan
+
+
+def _searched_for(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Schedule, Rank]:
+    """Candidates; of few chunks on GPUs the best of those for chunks that lie nowhere.
+
+    These are searched for once, wherever operands lie at the next call.
+    """
+    a, b = problem.a, problem.b
+    plain = problem.c is None and not (problem.same or problem.awaited or options.given)
+    few = (a.owners or b.owners) and a.blocks + b.blocks <= FEW_CHUNKS
+    if cluster.slowest.kind == "cpu" or not (plain and few):
+        return candidates(problem, cluster, options)
+    anywhere = replace(problem, a=replace(a, owners=()), b=replace(b, owners=()))
+    best = _best_anywhere(anywhere, cluster)
+    return ranked((replace(layout, problem=problem) for layout in best), cluster)
+
+
+@lru_cache(maxsize=128)
+def _best_anywhere(problem: Problem, cluster: ClusterSpec) -> tuple[Schedule, ...]:
+    """The best candidates."""
+    found = candidates(problem, cluster, Options())
+    return tuple(sorted(found, key=found.__getitem__)[:KEPT])
 
 
 def _at_once(
