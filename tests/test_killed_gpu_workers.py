@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
@@ -42,22 +43,11 @@ class Runtime:
         self.opened -= 1
 
 
-class Device:
-    def __init__(self, number):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-
 @pytest.fixture
 def runtime(monkeypatch):
     """CuPy, in a process where the transport has mapped the memory of one peer, in two ways."""
     cupy, runtime = ModuleType("cupy"), Runtime(opened=2)
-    cupy.cuda = SimpleNamespace(runtime=runtime, Device=Device)
+    cupy.cuda = SimpleNamespace(runtime=runtime, Device=lambda number: nullcontext())
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(peer_memory, "SECONDS", 0.01)
     return runtime
