@@ -83,14 +83,6 @@ def stored(x, trans, layout="C"):
 # What is multiplied ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_added_may_lie_anyhow(layout):
-    a, b, p = gaussian((4, 6), 1), gaussian((6, 5), 2), gaussian((4, 5), 3)
-    for right in (b, b.real.copy()):
-        found = gemm(gpu(a), gpu(right), partial=laid_out(p, layout))
-        np.testing.assert_array_equal(found, a @ right + p)
-
-
 def test_pairs_that_begin_in_the_middle_of_one_are_copied():
     room = gpu(np.zeros((1, 31), "f4"))
     odd = room.reshape(-1)[1:].view("c8")[:15].reshape(3, 5)
@@ -149,14 +141,6 @@ def test_one_triangle_makes_all_of_it(trans, conj_a, conj_b, rows):
     upper_unknown = np.where(np.tri(rows, dtype=bool), p, np.complex64(complex("nan+nanj")))
     found = gemm(a, a, lower=True, alpha=-3, partial=gpu(upper_unknown), **flags)
     np.testing.assert_array_equal(found, -3 * (exact + p))
-
-
-def test_stacks_of_triangles():
-    x = gaussian((3, 33, 9))
-    a = gpu(x)
-    found = gemm(a, a, lower=True, trans_b=True, conj_b=True, alpha=2)
-    np.testing.assert_array_equal(found, 2 * (x @ x.conj().swapaxes(-1, -2)))
-    assert len(CALLS) == 6
 
 
 def test_a_diagonal_block_is_mirrored_once(monkeypatch):
@@ -296,31 +280,14 @@ def test_without_memory_for_the_squares_the_library_multiplies(monkeypatch, capl
 # Odd values ------------------------------------------------------------------------------
 
 
-def textbook(a, b):
-    """(ar br - ai bi) + i (ar bi + ai br), which BLAS computes."""
-    with np.errstate(all="ignore"):
-        real = a.real @ b.real - a.imag @ b.imag
-        return real, a.real @ b.imag + a.imag @ b.real
-
-
 @pytest.mark.parametrize("odd", [np.inf, -np.inf, np.nan, complex(0, np.inf), complex(1, np.nan)])
 def test_infinities_and_nan_are_those_of_the_formula(odd):
     a, b = gaussian((3, 4), 1), gaussian((4, 5), 2)
     a[1, 2] = odd
     with np.errstate(all="ignore"):
         found = np.asarray(gemm(gpu(a), gpu(b)))
-    for part, exact in zip((found.real, found.imag), textbook(a, b), strict=True):
+        # Which BLAS computes.
+        right = a.real @ b.real - a.imag @ b.imag, a.real @ b.imag + a.imag @ b.real
+    for part, exact in zip((found.real, found.imag), right, strict=True):
         np.testing.assert_array_equal(np.isfinite(part), np.isfinite(exact))
         np.testing.assert_array_equal(part[[0, 2]], exact[[0, 2]])
-
-
-@pytest.mark.parametrize("odd", [np.inf, np.nan, complex(2, np.inf)])
-def test_a_hermitian_product_hides_no_odd_value(odd):
-    x = gaussian((5, 6), 1)
-    x[3, 2] = odd
-    a = gpu(x)
-    with np.errstate(all="ignore"):
-        found = np.asarray(gemm(a, a, trans_b=True, conj_b=True, lower=True))
-        exact = textbook(x, x.conj().T)
-    for part, wanted in zip((found.real, found.imag), exact, strict=True):
-        np.testing.assert_array_equal(np.isfinite(part), np.isfinite(wanted))

@@ -15,14 +15,12 @@ from multimm.errors import DTypeError, MemoryBudgetError, OptionError
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import communication, memory, time
 from multimm.planning.problem import Problem
-from multimm.planning.schedule import Schedule
 from multimm.planning.spec import (
     H200,
     LOCAL_TCP,
     NVLINK,
     ClusterSpec,
     DeviceSpec,
-    Link,
     MatrixSpec,
 )
 from multimm.planning.tiling.grid import (
@@ -42,11 +40,6 @@ def square(size: int, **options: bool) -> Problem:
 
 def problem(m: int, k: int, n: int, rereadable: bool = False) -> Problem:
     return Problem(MatrixSpec((m, k)), MatrixSpec((k, n)), rereadable=(rereadable, rereadable))
-
-
-def cpus(workers: int, memory: int = 2 * GB) -> ClusterSpec:
-    device = DeviceSpec("cpu", "cpu", memory, 50.0, 20.0)
-    return ClusterSpec.homogeneous(device, workers, LOCAL_TCP)
 
 
 def pairwise_sum(addends: list[str]) -> str:
@@ -91,45 +84,6 @@ def test_volume_is_the_closed_form():
 def test_bound_is_the_best_plane():
     assert communication.bound_2d(square(100), 4) == 40_000 * 2
     assert communication.bound_2d(problem(1000, 10, 10), 4) == 3 * 400  # 4 x 1: only B travels
-
-
-def test_memory_is_a_sum_of_named_terms():
-    shape = problem(26, 34, 38)
-    layout = Schedule(shape, Grid(2, 2, 1), (), (13, 13), (19, 19), (17, 17), band=1)
-    stay, spill = memory.held(layout, cpus(4))
-    assert stay == {
-        "partial sums": 13 * 19 * 4,
-        "sums being made": 13 * 19 * (4 + 4),
-        "A in flight": 2 * 13 * 17 * 4,
-        "B in flight": 2 * 17 * 19 * 4,
-    }
-    assert spill == {"A kept": 26 * 34 * 4 / 4, "B kept": 34 * 38 * 4 / 4}
-
-
-def test_seconds_are_a_sum_of_named_terms():
-    device = DeviceSpec("slow", "cpu", 1000 * GB, 1.0, 1.0)
-    cluster = ClusterSpec.homogeneous(device, 2, Link("wire", 2.0, 0.5))
-    layout = Schedule(problem(20, 30, 40), Grid(2, 1, 1), (), (10, 10), (40,), (30,), band=1)
-    terms = time.seconds(layout, cluster, 3e9)
-    read = time.READ_BYTES * 4 * (10 * 30 + 30 * 40) / 1e9  # half of A, and B
-    assert terms["block products"] == pytest.approx(2 * 10 * 30 * 40 / 1e9 + read)
-    assert terms["transfers"] == 1.5
-    assert terms["scheduling"] == 1e-3
-    # B's one block is with one of the two workers, the other one has nothing to do until it comes.
-    assert terms["first blocks"] == 30 * 40 * 4 / 2e9 + 2 * 0.5
-    chunks = 2 * time.CHUNK * cluster.task_overhead_s
-    assert terms["starting"] == pytest.approx(cluster.call_s + 2 * 1e-4 + chunks)
-    switch = time.SWITCH["cpu"] * cluster.task_overhead_s  # one task on each
-    assert terms["between tasks"] == switch
-    idle = ("packing", "cutting", "sums between k-tiles", "last sums", "spilling")
-    assert [terms[name] for name in idle] == [0] * len(idle)
-    around = terms["starting"] + terms["first blocks"]
-    own, scheduling = terms["block products"] + switch, terms["scheduling"]
-    hidden = time.FRICTION * (own + scheduling)
-    assert time.total_seconds(terms, "gpu") == pytest.approx(1.5 + hidden + around)
-    # Who multiplies on a CPU sends and receives on it, too.
-    in_turn, hidden = own + 1.5, time.FRICTION * scheduling
-    assert time.total_seconds(terms, "cpu") == pytest.approx(in_turn + hidden + around)
 
 
 def test_check_names_the_worst_worker_the_figure_the_limit_and_what_fits():
