@@ -25,7 +25,7 @@ from multimm import files
 from multimm.errors import FileFormatError, OptionError, ShapeError
 from multimm.files import FORMATS, graph, identity, raw
 from multimm.files.output import commit, hdf5, target, zarr
-from multimm.files.output.permissions import access_of
+from multimm.files.output.permissions import Access, access_of
 from multimm.files.output.unfinished import Claim, remove
 from multimm.files.stored import HOLDS, NUMERIC_KINDS, StoredMatrix, reason
 from multimm.operands import as_array, as_dask, check_query_planning, check_waits
@@ -201,6 +201,7 @@ class Output:
         self._unfinished: Path | None = None
         self._marks: Path | None = None  #: which blocks are written
         self._made: os.stat_result | None = None
+        self._access: Access | None = None
         self._copied: identity.State = ()
 
     def _find(self) -> target.Target:
@@ -309,14 +310,16 @@ class Output:
             )
 
     def _begin(self, unfinished: Path) -> None:
-        """Make an empty file or folder, or a copy of what is there, no more open than that is."""
-        access = access_of(self._target.unit) if self._target.replaces else None
-        if access is not None:
-            access.begin(unfinished, folder=self.regular)
-        elif self.regular:
-            unfinished.mkdir()
+        """Make an empty file or folder, or a copy of what is there.
+
+        Nobody else may look into what replaces something: at the end it is as open as that was.
+        """
+        replaces = self._target.replaces
+        self._access = access_of(self._target.unit) if replaces else None
+        if self.regular:
+            unfinished.mkdir(0o700 if replaces else 0o777)
         else:
-            unfinished.touch(exist_ok=False)
+            unfinished.touch(0o600 if replaces else 0o666, exist_ok=False)
         self._made = os.stat(unfinished)
         if self._target.keeps:
             self._copied = hdf5.copy(self._target.unit, unfinished)
@@ -362,7 +365,7 @@ class Output:
         unfinished = self._unfinished
         assert unfinished is not None
         self._check_written()
-        access = access_of(self._meanwhile().unit)
+        access = access_of(self._meanwhile().unit) or self._access  # of what is gone by now
         if access is not None:
             access.give_all(unfinished)
         commit.sync(unfinished)

@@ -30,18 +30,6 @@ class Access(NamedTuple):
             mode = mode & ~0o070 | (mode & 0o007) << 3
         path.chmod(mode)
 
-    def begin(self, path: Path, *, folder: bool) -> None:
-        """Make an empty file or folder that nobody can look into who could not look before."""
-        if folder:
-            # Who may not read the files may not enter the folder: they get their bits at the end.
-            seen = self.folder & (self.file | (self.file & 0o444) >> 2)
-            os.mkdir(path, 0o700)
-            start = Access(self.user, self.group, self.file, seen | 0o700)
-        else:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-            start = self._replace(file=self.file | 0o600)
-        start.give(path)
-
     def give_all(self, path: Path) -> None:
         """Set them for a file, or for all that is in a folder, and at last the folder."""
         for folder, _, files in os.walk(path, topdown=False):
