@@ -181,13 +181,13 @@ def _started(
     from multimm.cluster import dashboard
     from multimm.cluster.client import ClusterClient, set_up_cluster
     from multimm.cluster.first_start import measure_at_first_start
-    from multimm.cluster.plugins.gc_policy import SeldomGarbage, fewer_messages, is_wanted
+    from multimm.cluster.plugins.gc_policy import SeldomGarbage, is_wanted
 
     garbage = (SeldomGarbage(),) if is_wanted(seldom_collect_garbage) else ()
     missing = _missing(options)
     with main_guard.watched() as unguarded:
         try:
-            with fewer_messages(), private_scratch(), dashboard.on_any_port():
+            with private_scratch(), dashboard.on_any_port():
                 cluster = _gpu_cluster(options) if options.gpus else _cpu_cluster(options)
             _leave_lost_workers_to_their_nannies(cluster)
             if options.dashboard_address is None:

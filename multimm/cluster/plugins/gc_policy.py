@@ -6,8 +6,7 @@ collections of new objects. Products of hundreds of chunks make new objects by t
 were halted for 21 to 238 ms, one in twelve.
 
 This process is the user's, so little is done to it: while a cluster of its own is open, Python
-looks a tenth as often. Nothing is frozen, and no collection is asked for. Dask also keeps fewer of
-the last messages to each worker, which hold tasks.
+looks a tenth as often. Nothing is frozen, and no collection is asked for.
 """
 
 from __future__ import annotations
@@ -23,9 +22,6 @@ from multimm.errors import OptionError
 #: Python looks for garbage among so many times as many new objects as usual: arbitrary. 7000 of
 #: them in place of 700, which a product of hundreds of chunks makes several times.
 SELDOM = 10
-#: Messages to a worker that the scheduler keeps, tasks and all; Dask's own 1000 are for debugging.
-MESSAGES = 100
-MESSAGES_KEPT = "distributed.admin.low-level-log-length"
 #: Of Dask's configuration: false leaves the collector of this process alone.
 SPARED = "multimm.seldom-collect-garbage"
 
@@ -35,13 +31,6 @@ _lock = threading.Lock()
 _open = 0
 _before: Thresholds = (0, 0, 0)
 _set: Thresholds = (0, 0, 0)
-
-
-def fewer_messages() -> Any:
-    """Dask's configuration while a cluster is made; what the user has set lower stays."""
-    import dask
-
-    return dask.config.set({MESSAGES_KEPT: min(MESSAGES, dask.config.get(MESSAGES_KEPT))})
 
 
 def is_wanted(asked: bool | None) -> bool:
