@@ -5,9 +5,11 @@
 
 Twenty cases from users of xarray, of tensor networks and of quantum chemistry. Operands are in
 memory before the clock starts, made anew for each run: what one system copied to a worker would
-spare the other one the transfer. `matmul` multiplies two matrices, or stacks, of the same number
-of operations, in chunks of as many elements. Results of both are compared elementwise. The exit
-status is 1 if one is wrong. `--output` writes a record into a folder.
+spare the other one the transfer. Where their chunks lie is Dask's choice, another one in each
+round, and in a round the same for both systems. Seconds are the least of all rounds, bytes their
+mean. `matmul` multiplies two matrices, or stacks, of the same number of operations, in chunks of
+as many elements. Results of both are compared elementwise. The exit status is 1 if one is wrong.
+`--output` writes a record into a folder.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any, NamedTuple
 
 import dask.array as da
 import numpy as np
+from dask.base import annotate
 from distributed import Client, wait
 
 import multimm
@@ -95,6 +98,10 @@ CASES = (
 )  # fmt: skip
 
 
+#: For each operand the worker of each chunk.
+Lie = list[dict[tuple[int, ...], str]]
+
+
 class Found(NamedTuple):
     """What was measured of a case."""
 
@@ -102,7 +109,7 @@ class Found(NamedTuple):
     gflop: float
     sizes: dict[str, int]
     runs: dict[str, list[float]]  #: seconds of each, by system
-    received: dict[str, int]
+    received: dict[str, float]  #: bytes, mean of all rounds
     error: float  #: largest difference from Dask's, in units of the largest element
 
     @property
@@ -151,8 +158,10 @@ def operations(case: Case, sizes: dict[str, int]) -> float:
     return float(info.opt_cost)
 
 
-def operands(case: Case, sizes: dict[str, int], cupy: bool) -> list[da.Array]:
-    """Random arrays, in memory; one twice where the case has it so."""
+def operands(
+    case: Case, sizes: dict[str, int], cupy: bool, lie: Lie | None = None
+) -> list[da.Array]:
+    """Random arrays, in memory, where chunks are to lie; one twice where the case has it so."""
     terms = case.subscripts.partition("->")[0].split(",")
     made: list[da.Array] = []
     for n, own in enumerate(terms):
@@ -160,9 +169,20 @@ def operands(case: Case, sizes: dict[str, int], cupy: bool) -> list[da.Array]:
             made.append(made[0])
             continue
         chunks = tuple(-(-sizes[x] // case.cuts.get(x, 1)) for x in own)
-        made.append(_random(tuple(sizes[x] for x in own), chunks, n, cupy))
+        at = partial(_worker, lie[n]) if lie else None
+        with annotate(**{"workers": at} if at else {}):
+            made.append(_random(tuple(sizes[x] for x in own), chunks, n, cupy))
     wait(made)
     return made
+
+
+def _worker(at: dict[tuple[int, ...], str], key: Any) -> str:
+    return at[key[1:]]
+
+
+def lying(client: Client, made: list[da.Array]) -> Lie:
+    """Where chunks of arrays lie."""
+    return [{key[1:]: at[0] for key, at in client.who_has(x).items()} for x in made]
 
 
 def _random(shape: tuple[int, ...], chunks: Any, seed: int, cupy: bool) -> da.Array:
@@ -221,23 +241,27 @@ def _terms(case: Case) -> list[str]:
 
 
 def measured(client: Client, case: Case, options: argparse.Namespace) -> Found:
-    """The least seconds of each system, in turns, and the most that travels."""
+    """The least seconds of each system, in turns, and what travels on average."""
     cupy = bool(options.gpus)
     sizes = resized(case, options.gflop, GPU_LARGEST if cupy else LARGEST)
-    systems: dict[str, tuple[Callable[..., list[da.Array]], Callable[..., da.Array]]] = {
-        "multimm": (operands, partial(multimm.einsum, case.subscripts)),
-        "dask": (operands, partial(da.einsum, case.subscripts, optimize=True)),
+    calls: dict[str, Callable[..., da.Array]] = {
+        "multimm": partial(multimm.einsum, case.subscripts),
+        "dask": partial(da.einsum, case.subscripts, optimize=True),
     }
     if len(_terms(case)) == 3:
-        systems["matmul"] = matrices, multimm.matmul
-    runs: dict[str, list[float]] = {name: [] for name in systems}
-    received = dict.fromkeys(systems, 0)
+        calls["matmul"] = multimm.matmul
+    runs: dict[str, list[float]] = {name: [] for name in calls}
+    received: dict[str, list[int]] = {name: [] for name in calls}
     error = 0.0
     for turn in range(options.rounds + 1):  # the first is not timed
-        kept = {}
-        for name, (make, call) in systems.items():
+        kept, lie = {}, None
+        for name, call in calls.items():
             _until_gone(client)
-            given = make(case, sizes, cupy)
+            if name == "matmul":
+                given = matrices(case, sizes, cupy)
+            else:
+                given = operands(case, sizes, cupy, lie)
+                lie = lie or lying(client, given)
             if cupy:
                 client.run(synchronize)
             reset_received_bytes(client)
@@ -247,7 +271,7 @@ def measured(client: Client, case: Case, options: argparse.Namespace) -> Found:
             if cupy:  # tasks of Dask's end once kernels are launched
                 client.run(synchronize)
             passed = time.perf_counter() - start
-            received[name] = max(received[name], sum(received_bytes(client).values()))
+            received[name].append(sum(received_bytes(client).values()))
             if turn:
                 runs[name].append(passed)
             else:
@@ -256,7 +280,8 @@ def measured(client: Client, case: Case, options: argparse.Namespace) -> Found:
         if not turn:
             error = _difference(kept["multimm"], kept["dask"])
         kept.clear()
-    return Found(case, operations(case, sizes) / 1e9, sizes, runs, received, error)
+    means = {name: statistics.fmean(own) for name, own in received.items()}
+    return Found(case, operations(case, sizes) / 1e9, sizes, runs, means, error)
 
 
 def _difference(ours: Any, theirs: Any) -> float:
@@ -319,7 +344,7 @@ def recorded(found: list[Found], options: argparse.Namespace) -> Path:
         records.record(
             f"contractions {one.case.name}", name, [*one.sizes.values()], runs,
             flops=1e9 * one.gflop, precision="float32", timing="host",
-            bytes_received=one.received[name],
+            bytes_received=round(one.received[name]),
             rel_error=float(f"{one.error:.3g}") if name == "multimm" else None,
             ratio_vs={peer: round(min(other) / min(runs), 4)
                       for peer, other in one.runs.items() if peer != name},
