@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from paper import cpus, gpus
 
 from multimm.planning import choice
+from multimm.planning.candidates.in_place import in_place
 from multimm.planning.choice import plan_matmul
 from multimm.planning.problem import Problem
 from multimm.planning.spec import MatrixSpec
@@ -132,3 +134,15 @@ def test_rows_that_two_workers_have_as_much_of_go_to_both():
     assert plan.strategy == "owners compute"
     rows = plan.layout.partial_products.at[::2]
     assert sorted(rows) == [0, 1]
+
+
+def test_what_would_take_too_long_if_nothing_moved_is_not_looked_at():
+    sides = (30_720, 30_720), "float32", 4, ((15_360,) * 2, (15_360,) * 2)
+    a, b = (MatrixSpec(*sides, owners=owners) for owners in ((0, 1, 1, 0), (1, 1, 0, 1)))
+    problem = Problem(a, b, pack="float32")
+    everything = in_place(problem, gpus(2), inf)
+    limit = sorted(rank.seconds for rank in everything.values())[len(everything) // 2]
+    some = in_place(problem, gpus(2), limit)
+    assert some.items() >= {x for x in everything.items() if x[1].seconds <= limit}
+    assert some.items() < everything.items()
+    assert in_place(problem, gpus(2), 0) == {}

@@ -125,9 +125,9 @@ def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Optio
         return MatmulPlan(layout, cluster, precision, "one task", reason)
     # 2. Otherwise workers are numbered as operands lie on them, and blocks may stay there.
     problem, cluster = renumbered(problem, cluster)
-    placed = {} if options.given else in_place(problem, cluster)
-    several = cluster.workers > 1 and not options.given
-    found = _at_once(problem, cluster, placed) if several else {}
+    as_they_come = {} if options.given else _as_they_come(problem, cluster)
+    placed = {} if options.given else in_place(problem, cluster, _limit(as_they_come, cluster))
+    found = _at_once(problem, cluster, placed | as_they_come) if as_they_come else {}
     if found:
         ranks, all_work = found, min(found.values())
         if _is_little(problem, cluster):
@@ -167,24 +167,37 @@ def _best_anywhere(problem: Problem, cluster: ClusterSpec) -> tuple[Schedule, ..
     return tuple(sorted(found, key=found.__getitem__)[:KEPT])
 
 
-def _at_once(
-    problem: Problem, cluster: ClusterSpec, placed: dict[Schedule, Rank]
-) -> dict[Schedule, Rank]:
-    """Layouts that a first look finds, where blocks lie on workers; none if there may be better."""
+def _as_they_come(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank]:
+    """Layouts that a first look finds where blocks lie on workers; none if there may be better."""
     chunked = problem.chunked or any(len(chunks) > 1 for chunks in problem.batch_chunks)
-    known = chunked and (problem.a.owners or problem.b.owners)
+    known = chunked and (problem.a.owners or problem.b.owners) and cluster.workers > 1
     on_cpus = cluster.slowest.kind == "cpu"
     if not known or problem.awaited or (on_cpus and problem.symmetric):
         return {}
     if problem.c is not None and _is_little(problem, cluster):  # none is multiplied in place
         return {}
-    found = placed | first_look(problem, cluster)
+    return first_look(problem, cluster)
+
+
+def _limit(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> float:
+    """Seconds beyond which no other layout is preferred to these."""
+    best = min(ranks.values(), default=None)
+    if best is None or best.too_large:
+        return inf
+    later = min(MORE_S, MORE * best.seconds) if cluster.slowest.kind == "cpu" else 0
+    return NEARLY * best.seconds + later
+
+
+def _at_once(
+    problem: Problem, cluster: ClusterSpec, found: dict[Schedule, Rank]
+) -> dict[Schedule, Rank]:
+    """What a first look has found, and parts of k; none if a search may find better."""
     rank = found[_preferred(found, cluster)]
     later = inf if rank.too_large else rank.seconds - at_least(problem, cluster)
     if later <= SEARCH_S[cluster.slowest.kind]:
         return found
     few = problem.a.blocks + problem.b.blocks <= FEW_CHUNKS
-    if on_cpus or not few or later > PROBED_S:
+    if cluster.slowest.kind == "cpu" or not few or later > PROBED_S:
         return {}
     probes = [cut_alike(problem, cluster, Options(), cut) for cut in PROBES]
     best = min(own.seconds for ranks in probes for own in ranks.values())

@@ -292,3 +292,9 @@ def rank_of(layout: Schedule, cluster: ClusterSpec) -> Rank:
     terms = time.seconds(layout, cluster, moved.busiest, spilled)
     total = time.total_seconds(terms, cluster.slowest.kind)
     return Rank(too_large, total, moved.total, layout.parts, layout.grid.p_n)
+
+
+def unmoved(layout: Schedule, cluster: ClusterSpec) -> float:
+    """Seconds if nothing moved, and all fitted: no more than it takes."""
+    terms = time.seconds(layout, cluster.first(layout.grid.workers), 0)
+    return time.total_seconds(terms, cluster.slowest.kind)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, product
+from math import inf
 
 from multimm.planning.blocking import lay_out
 from multimm.planning.candidates.owner_computes import (
@@ -24,7 +25,7 @@ from multimm.planning.matrix import MatrixSpec
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
-from multimm.planning.search import AS_THEY_COME, GIVEN, Rank, rank_of, ranked, refined
+from multimm.planning.search import AS_THEY_COME, GIVEN, Rank, rank_of, ranked, refined, unmoved
 from multimm.planning.tiling.counts import Cut
 from multimm.planning.tiling.grid import Grid, ceil_div, parts_of
 
@@ -33,10 +34,13 @@ HALVES, K_TILES = (0.5, 1), (0.125, 0.5, 1)
 PART_CUTS = [Cut(x, x, k, given) for x in HALVES for k in K_TILES for given in (True, False)]
 
 
-def in_place(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank]:
-    """Layouts in which one of the operands, or a stack, is multiplied by workers that have it."""
+def in_place(problem: Problem, cluster: ClusterSpec, limit: float) -> dict[Schedule, Rank]:
+    """Layouts in which one of the operands, or a stack, is multiplied by workers that have it.
+
+    Those that would take more seconds than `limit`, even if nothing moved, are left out.
+    """
     found = chain(in_partial_products(problem, cluster), stacks_in_place(problem, cluster))
-    return ranked(found, cluster)
+    return ranked((x for x in found if limit == inf or unmoved(x, cluster) <= limit), cluster)
 
 
 def stacks_in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[Schedule]:
