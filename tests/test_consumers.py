@@ -107,6 +107,21 @@ def test_what_uses_a_block_comes_right_behind_it(started):
             assert not between
 
 
+def test_small_products_of_many_lazy_chunks_make_them_where_they_multiply(cluster):
+    (x, a), (y, b) = integers(6, (600, 500), 50), integers(7, (500, 400), 50)
+    product = multimm.matmul(a, b)
+    assert tasks_of(product[:50, :50]) < 0.75 * tasks_of(product)
+    before = fetched(cluster)
+    np.testing.assert_array_equal(product.persist().compute(), x @ y)
+    assert fetched(cluster) - before < 50  # one task would wait for some 150 of the 200
+
+
+def fetched(cluster):
+    """Blocks that workers have had of others."""
+    logs = (worker.transfer_incoming_log for worker in cluster.workers.values())
+    return sum(len(fetch["keys"]) for log in logs for fetch in log)
+
+
 # ------------------------------------------------------------------- memory
 
 #: Rows, k and columns, in chunks of so many: C has 25 blocks, 26 MB.

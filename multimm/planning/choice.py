@@ -76,6 +76,11 @@ FEWER_WORKERS_BYTES = {"cpu": 0, "gpu": 1e9}
 SMALL_SECONDS = 0.01
 #: ... and whose blocks together are no larger than this: arbitrary.
 SMALL_BYTES = 64_000_000
+#: ... and for which no more chunks come from other CPU workers that have made them. One task waits
+#: for them all, and Dask makes them wherever a worker is free; chunks of several blocks are made
+#: where they are multiplied. With 16 that come one task takes no more of two workers' processors
+#: than blocks do, with 25 a third more, with 100 twice as much (docs/decisions/planning.md).
+SMALL_FETCHES = 20
 
 
 # The same shapes are multiplied again and again, and a search takes some milliseconds.
@@ -232,12 +237,27 @@ def _one_block(problem: Problem) -> Schedule:
 
 
 def is_small(problem: Problem, cluster: ClusterSpec) -> bool:
-    """One worker finishes it before others could be told."""
+    """One worker finishes it before others could be told, and waits for few chunks of theirs."""
     seconds = problem.flops / (cost_time.product_gflops(problem, cluster.slowest) * 1e9)
     size = problem.a.nbytes + problem.b.nbytes + problem.result_bytes
     if problem.batch * problem.m * problem.n > cluster.threads * most_elements(problem, cluster).c:
         return False
+    if _fetches(problem, cluster) > SMALL_FETCHES:
+        return False
     return seconds <= SMALL_SECONDS and size <= min(SMALL_BYTES, cluster.budget_bytes)
+
+
+def _fetches(problem: Problem, cluster: ClusterSpec) -> float:
+    """Chunks that one of the CPU workers would fetch, of those that tasks make anywhere."""
+    if not problem.awaited or cluster.slowest.kind == "gpu":
+        return 0
+    specs = (problem.a,) if problem.same else (problem.a, problem.b)
+    made = [
+        spec.blocks
+        for spec, read in zip(specs, problem.rereadable, strict=False)
+        if not (read or spec.owners)
+    ]
+    return sum(made) * (1 - 1 / cluster.workers)
 
 
 def strategy_name(layout: Schedule) -> str:
