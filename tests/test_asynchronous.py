@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import dask.array as da
 import numpy as np
 import pytest
-from clusters import in_threads
+from clusters import forked, in_threads
 from distributed import Client, Security
 
 import multimm
@@ -90,7 +90,7 @@ def test_clusters_start_and_multiply_where_a_loop_runs_in_the_main_thread():
     x, a = matrix()
 
     async def cell():
-        with multimm.cluster.start(workers=1, memory_limit="1GB") as client:
+        with forked(), multimm.cluster.start(workers=1, memory_limit="1GB") as client:
             assert not client.asynchronous
             c = multimm.matmul(a, a)
             assert multimm.verify(a, a, c)

@@ -13,14 +13,14 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from multimm.errors import KernelError
-from multimm.gpu.arch import ARCHITECTURES, limits_for
+from multimm.gpu.arch import limits_for
 from multimm.gpu.emulated.configs import (
     BROAD_REGISTRY,
     SPLIT_REGISTRY,
     SplitConfig,
 )
 from multimm.gpu.emulated.outliers import residual_defines
-from multimm.gpu.emulated.pack import held_on, pack_defines
+from multimm.gpu.emulated.pack import BLOCKS, held_on, pack_defines
 from multimm.gpu.integers.tensor_cores import MMA_CONFIGS, WGMMA_CONFIGS
 from multimm.gpu.runtime import file_cache, launch, nvrtc
 from multimm.gpu.runtime import jit as compiling
@@ -118,15 +118,20 @@ def test_split_products_compile_for_gpus_without_wgmma(config, target, more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [limits.capability for limits in ARCHITECTURES[:2]])
-def test_packing_and_what_reads_packed_operands_compile_for_old_chips_too(capability):
-    for file, entry, defines in (
-        ("split_pack.cu", "split_pack", pack_defines(2, held_on(limits_for(capability)))),
-        ("split_unpack.cu", "unpack", [("PARTS", 2)]),
-        ("split_residuals.cu", "split_residuals", residual_defines(2)),
+@pytest.mark.parametrize(("capability", "parts"), [(75, 2), (80, 2), (90, 1), (90, 2)])
+def test_packing_and_what_reads_packed_operands_compile_without_spills(capability, parts):
+    for file, defines in (
+        ("split_pack.cu", pack_defines(parts, held_on(limits_for(capability)))),
+        ("split_unpack.cu", [("PARTS", parts)]),
+        ("split_residuals.cu", residual_defines(parts)),
     ):
-        made = compiling.compile_text(kernel_text(file, dict(defines)), f"sm_{capability}")
-        assert made.usage[entry].spilled == 0
+        usage = compiling.compile_text(kernel_text(file, dict(defines)), f"sm_{capability}").usage
+        for use in usage.values():
+            assert use.spilled == 0
+            assert use.shared <= 24 * 1024
+        if file == "split_pack.cu":
+            assert usage["split_pack"].registers <= 65_536 // 256 // BLOCKS
+            assert usage["split_pack"].shared == 0
 
 
 @pytest.mark.slow

@@ -95,16 +95,17 @@ def test_partial_sums_scalars_and_c():
 
 def test_long_sums_are_cut_where_int32_ends(monkeypatch):
     """Also into stretches, so that packed operands are not all there at a time."""
-    x, y = np.full((3, 300_000), -128, "i1"), np.full((300_000, 2), -128, "i1")
+    k = 140_000
+    x, y = np.full((3, k), -128, "i1"), np.full((k, 2), -128, "i1")
     for sums in ("int64", "float64"):
         Kernel.forget()
-        same(product(x, y, sums=sums), np.full((3, 2), 300_000 * 2**14), sums)
-        assert len(of("integer_pack")) == 2 * ceil(300_000 / 131_008)
+        same(product(x, y, sums=sums), np.full((3, 2), k * 2**14), sums)
+        assert len(of("integer_pack")) == 2 * ceil(k / 131_008)
     Kernel.forget()
-    monkeypatch.setattr(tensor_cores, "stretch_of", lambda m, n, k: 128 * 900)
-    same(product(x, y), np.full((3, 2), 300_000 * 2**14).astype("i4"), "i4")
+    monkeypatch.setattr(tensor_cores, "stretch_of", lambda m, n, k: 128 * 400)
+    same(product(x, y), np.full((3, 2), k * 2**14).astype("i4"), "i4")
     same(product(x, y, partial=gpu(np.full((3, 2), 5, "i4"))),
-         np.full((3, 2), 300_000 * 2**14 + 5).astype("i4"), "i4")  # fmt: skip
+         np.full((3, 2), k * 2**14 + 5).astype("i4"), "i4")  # fmt: skip
     assert len(of("integer_pack")) == 2 * 2 * 3
 
 

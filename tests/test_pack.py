@@ -30,7 +30,6 @@ from multimm.gpu.emulated.pack import (
     pack_defines,
 )
 from multimm.gpu.emulated.packed import PackedBlock, check_pair
-from multimm.gpu.runtime.jit import compile_text
 from multimm.gpu.runtime.kernel_source import kernel_text
 
 H200 = Device(limits_for(90), 132)
@@ -195,19 +194,6 @@ def test_threads_read_exchange_and_write_each_element_once_without_conflicts():
     assert [swizzle(int(i), int(j) // 8) + int(j) % 8 for i, j in zip(r, c, strict=True)] == (
         contract.tolist()
     )
-
-
-@pytest.mark.parametrize("parts", [1, 2])
-def test_kernels_fit_a_multiprocessor(parts):
-    text = kernel_text("split_pack.cu", dict(pack_defines(parts, 6)))
-    usage = compile_text(text, "sm_90").usage["split_pack"]
-    assert usage.registers <= 65_536 // 256 // emulated_pack.BLOCKS
-    assert (usage.spilled, usage.shared) == (0, 0)
-    for file, more in (("split_unpack.cu", {}), ("split_residuals.cu", {"CAP": 1024})):
-        text = kernel_text(file, {"PARTS": parts, **more})
-        for use in compile_text(text, "sm_90").usage.values():
-            assert use.spilled == 0
-            assert use.shared <= 24 * 1024
 
 
 def test_bad_input_is_refused_before_anything_runs():
