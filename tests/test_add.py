@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,7 +12,6 @@ from multimm.errors import ArrayTypeError, DTypeError, KernelError, OptionError,
 from multimm.gpu import library_gemm
 from multimm.gpu.elementwise import reduce
 from multimm.gpu.elementwise.reduce import add_partials
-from multimm.gpu.runtime import launch
 from multimm.planning.tiling.grid import merges
 
 pytestmark = pytest.mark.usefixtures("gpu_in_numpy")
@@ -71,13 +68,6 @@ def test_what_is_multiplied_by_zero_is_never_handed_over():
     assert (np.asarray(add_partials([nan, nan], alpha=0)) == 0).all()
 
 
-def test_other_layouts_are_copied(caplog):
-    caplog.set_level(logging.DEBUG, logger="multimm")
-    plain = gpu(normal(1, 5, 8))
-    add_partials([plain, laid_out(normal(2, 5, 8), "F")])
-    assert "operand of shape (5, 8) is copied: strides (4, 20)" in caplog.text
-
-
 def test_temporaries_are_refused_where_a_graph_is_captured(monkeypatch):
     import cupy
 
@@ -98,14 +88,6 @@ def test_large_results_take_several_launches(monkeypatch):
     expected = library_gemm.add_partials([np.array(x) for x in stacks])
     assert same_bits(np.asarray(add_partials(stacks)), expected)
     assert len(Kernel.launches) == 3 * 3  # pairs of matrices, triples of rows
-
-
-def test_few_kernels_add_any_number_of_parts():
-    for count in (1, 2, 3, 5, 8, 9, 64):
-        add_partials([gpu(normal(i, 4, 4)) for i in range(count)])
-    kernels = [kernel for kernel, *_ in Kernel.launches]
-    assert [kernel.defines["CAPACITY"] for kernel in kernels] == [2, 2, 4, 8, 8, 64, 64]
-    assert launch.kernel_for.cache_info().currsize == 4
 
 
 def test_a_kind_that_was_seen_is_not_decided_again(monkeypatch):
