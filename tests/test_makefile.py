@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,13 +29,6 @@ def make(*words: str) -> list[str]:
 def test_what_was_asked_for_runs_and_nothing_else(target):
     asked = "tests/test_io.py -k 'zarr or npy'"
     assert make("-n", target, "PYTHON=py", f"PYTEST_ARGS={asked}") == [f"py -m pytest {asked}"]
-
-
-def test_the_tests_that_were_asked_for_do_run():
-    asked = "-q -p no:cacheprovider tests/test_packaging.py -k relative"
-    lines = make("test", f"PYTHON={sys.executable}", f"PYTEST_ARGS={asked}")
-    assert lines[0] == f"{sys.executable} -m pytest {asked}"
-    assert lines[-1].startswith("1 passed")
 
 
 def test_without_a_wish_lint_comes_first():

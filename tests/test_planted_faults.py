@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from planted_faults import FAULTS, ROOT, Fault
+from planted_faults import FAULTS, ROOT
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
@@ -18,15 +18,3 @@ def test_a_planted_fault_changes_the_file_that_it_is_in(fault):
 
 def test_there_are_forty_or_more_and_no_two_alike():
     assert len({(x.file, x.old, x.new) for x in FAULTS}) == len(FAULTS) >= 40
-
-
-@pytest.mark.parametrize("text", ["nothing", "one one"])
-def test_a_text_that_is_not_there_once_is_an_error(text):
-    with pytest.raises(ValueError, match=r"found [02] times in a file"):
-        Fault("x", "a file", "one", "two", "graph").planted(text)
-
-
-def test_names_of_tests_are_files_of_theirs():
-    assert Fault("x", "y", "a", "b", "faults -k heirs").arguments == [
-        *("tests/test_faults.py", "-k", "heirs")
-    ]
