@@ -317,17 +317,6 @@ def test_a_product_is_held_to_the_precision_that_was_asked_for(
         assert_one_line(result, 1, "WRONG")
 
 
-def test_an_interrupted_run_leaves_nothing(operands, tmp_path, cli, address, monkeypatch):
-    def interrupt(futures):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli_run, "_finished", interrupt)
-    result = cli("matmul", *operands, "-o", tmp_path / "c.zarr", "--scheduler", address)
-    assert result.exit_code == 130
-    assert result.stderr.strip() == "multimm: interrupted"
-    assert names(tmp_path) == ["a.npy", "b.npy"]
-
-
 def test_a_cancelled_task_is_waited_for(address):
     with Client(address) as client:
         start = time.monotonic()
