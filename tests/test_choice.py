@@ -5,11 +5,7 @@ from __future__ import annotations
 import threading
 
 from multimm.gpu import kernel_selection
-from multimm.gpu.arch import limits_for
 from multimm.gpu.kernel_selection import FFMA, SPLIT, Choice, last_choice, note
-from multimm.gpu.simt.configs import Device
-
-H200, T4, ADA = (Device(limits_for(x), 132) for x in (90, 75, 89))
 
 
 def test_what_the_gpu_decides_is_asked_for_once_and_only_if_somebody_wants_to_know():

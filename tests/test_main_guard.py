@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,6 @@ import multimm.cluster as mc
 from multimm.cluster.main_guard import UNGUARDED, VARIABLE
 from multimm.errors import ClusterError
 
-ROOT = Path(__file__).parent.parent
 SCRIPT = """
 import multimm
 

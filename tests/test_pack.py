@@ -19,7 +19,7 @@ from pack_reference import joined, pack_reference, split
 from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out
 
 from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
-from multimm.gpu.arch import ARCHITECTURES, Device, limits_for
+from multimm.gpu.arch import ARCHITECTURES
 from multimm.gpu.emulated import configs, packed
 from multimm.gpu.emulated import pack as emulated_pack
 from multimm.gpu.emulated.configs import PARTS, tiles_for
@@ -31,9 +31,6 @@ from multimm.gpu.emulated.pack import (
 )
 from multimm.gpu.emulated.packed import PackedBlock, check_pair
 from multimm.gpu.runtime.kernel_source import kernel_text
-
-H200 = Device(limits_for(90), 132)
-
 
 pytestmark = pytest.mark.usefixtures("gpu_in_numpy")
 
