@@ -545,7 +545,8 @@ def test_device_blocks_are_moved_to_the_host(tmp_path, monkeypatch):
     with io.Output(tmp_path / "c.npy") as output:
         output.store(np.zeros_like(matrix))
         index = (slice(0, 4), slice(0, 3))
-        assert graph.write_block(output._matrix, index, gpu(matrix)).all()
+        writer = graph.Writer("", "", str(output._marks))
+        assert graph.write_block(output._matrix, index, gpu(matrix), writer, 0).all()
         np.testing.assert_array_equal(np.load(Path(output._matrix.path)), matrix)
 
 

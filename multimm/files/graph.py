@@ -24,9 +24,8 @@ from multimm.failures import current_worker, named
 from multimm.files import FORMATS, raw
 from multimm.files.identity import check
 from multimm.files.stored import StoredMatrix, Where, reason
-from multimm.gpu.arrays import to_numpy
+from multimm.gpu.arrays import by_dask_cuda, to_numpy
 from multimm.gpu.transfer.pinned_copy import threads_beside_a_gpu, to_device
-from multimm.gpu.worker import by_dask_cuda
 from multimm.graph.block_task import check_shape
 from multimm.graph.layers import TaskLayer
 from multimm.graph.tasks.dtype_check import as_declared
@@ -109,7 +108,7 @@ class Writer(NamedTuple):
 
 @named
 def write_block(
-    matrix: StoredMatrix, index: Where, block: Any, writer: Writer | None = None, number: int = 0
+    matrix: StoredMatrix, index: Where, block: Any, writer: Writer, number: int
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Write one block; a single true element in as many dimensions as the block has.
 
@@ -120,14 +119,13 @@ def write_block(
     form = FORMATS[matrix.place.suffix]
     try:
         form.write(matrix, index, block, _threads(gpu=False))
-        if writer is not None and writer.machine != raw.machine(matrix.path):
+        if writer.machine != raw.machine(matrix.path):
             form.sync(matrix, index)
-        if writer is not None:
-            _mark(writer.marks, number)
+        _mark(writer.marks, number)
     except OSError as error:
         raise FileFormatError(
-            f"{writer.target if writer else matrix.path}: a block cannot be written "
-            f"({reason(error)}); nothing was put there: make room, or write elsewhere"
+            f"{writer.target}: a block cannot be written ({reason(error)}); nothing was put there: "
+            "make room, or write elsewhere"
         ) from error
     return np.ones((1,) * len(index), dtype=bool)
 

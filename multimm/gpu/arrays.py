@@ -1,4 +1,4 @@
-"""Whose array something is, told without importing CuPy."""
+"""Whose array something is, and whether a worker of Dask's has a GPU: without importing CuPy."""
 
 from __future__ import annotations
 
@@ -23,3 +23,11 @@ def to_numpy(x: Any) -> Any:
     from multimm.gpu.transfer.pinned_copy import to_host
 
     return to_host(x)
+
+
+def by_dask_cuda(worker: Any) -> bool:
+    """Whether dask-cuda gave a worker its GPU."""
+    # Both LocalCUDACluster and `dask cuda worker` add dask_cuda's plugins to their workers.
+    # That a GPU is visible, or that the worker reports one, is true of CPU workers as well.
+    plugins = worker.plugins.values()
+    return any(type(plugin).__module__.partition(".")[0] == "dask_cuda" for plugin in plugins)

@@ -14,8 +14,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimm.errors import ClusterError
+from multimm.gpu.arrays import by_dask_cuda
 from multimm.gpu.kernel_selection import Precision
-from multimm.gpu.worker import by_dask_cuda
 
 if TYPE_CHECKING:
     from distributed import Worker

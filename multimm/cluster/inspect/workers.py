@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimm.cluster.inspect.devices import cpu_name, current_gpu
-from multimm.gpu.worker import by_dask_cuda
+from multimm.gpu.arrays import by_dask_cuda
 from multimm.planning.devices import DeviceSpec
 
 if TYPE_CHECKING:

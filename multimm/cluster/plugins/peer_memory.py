@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Worker, WorkerPlugin
 
-from multimm.gpu.worker import by_dask_cuda
+from multimm.gpu.arrays import by_dask_cuda
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -26,7 +26,7 @@ from distributed import Worker, WorkerPlugin
 from multimm.cluster import imports_ahead
 from multimm.cluster.imports_ahead import TASKS
 from multimm.cluster.plugins.peer_memory import PeerMemory
-from multimm.gpu.worker import by_dask_cuda
+from multimm.gpu.arrays import by_dask_cuda
 
 if TYPE_CHECKING:
     from distributed import Client
