@@ -9,7 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,8 +17,7 @@ import click
 from multimm.cli import FAILED_RUN
 from multimm.cli.stop import STOP
 from multimm.cli.terminal import console
-from multimm.cluster.progress import counts_of
-from multimm.display.tally import Bar, Count, Tally
+from multimm.cluster.progress import Progress
 from multimm.display.units import human
 from multimm.failures import ENDED, ENDED_FOR_MEMORY, GIVEN_UP, told
 
@@ -61,14 +60,16 @@ def compute(
     """
     from distributed import futures_of
 
-    start = time.perf_counter()
-    with failed_run(client, plan), STOP.held_back():
+    start, out = time.perf_counter(), console()
+    shown = Progress(plan, out.file, label) if out.is_terminal else nullcontext()
+    with failed_run(client, plan), STOP.held_back(), shown:
         names = {str(name) for name in array.dask.layers}
-        before = counts_of(client)
         persisted = client.persist(array)
         futures = futures_of(persisted)
         try:
-            _wait(client, futures, before, label, plan)
+            while not _finished(futures):
+                STOP.check()
+                time.sleep(INTERVAL)
         except BaseException:
             with suppress(Exception):  # a scheduler that is lost as well
                 if client.status == "running":
@@ -76,28 +77,8 @@ def compute(
                     if client.cluster is None:  # others' workers go on, our own end with this
                         settle(client, names)
             raise
-    return persisted, time.perf_counter() - start
-
-
-def _wait(
-    client: Client,
-    futures: list[Future[Any]],
-    before: dict[str, Count],
-    label: str,
-    plan: MatmulPlan | None,
-) -> None:
-    out, start = console(), time.perf_counter()
-    predicted = 0.0 if plan is None else plan.seconds
-    bar = Bar(Tally(before), out.file, label, predicted, redraws=True)
-    while not _finished(futures):
-        STOP.check()
-        if out.is_terminal:
-            bar.tally.update(counts_of(client))
-            bar.draw(time.perf_counter() - start)
-        time.sleep(INTERVAL)
-    if out.is_terminal:
-        bar.tally.update(counts_of(client))
-        bar.end(time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+    return persisted, seconds
 
 
 def _finished(futures: list[Future[Any]]) -> bool:

@@ -78,10 +78,10 @@ class Progress:
         What the plan predicted beside what was measured.
     """
 
-    def __init__(self, plan: MatmulPlan | None, out: Any) -> None:
+    def __init__(self, plan: MatmulPlan | None, out: Any, label: str = "") -> None:
         self.seconds, self.tasks = 0.0, 0
         self.comparison: Comparison | None = None
-        self._plan, self._out = plan, out
+        self._plan, self._out, self._label = plan, out, label
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -99,7 +99,7 @@ class Progress:
         self._local, self._over = _LocalTasks(), threading.Event()
         self._tally = Tally(before)
         predicted = 0.0 if self._plan is None else self._plan.seconds
-        self._bar = Bar(self._tally, self._out, predicted=predicted)
+        self._bar = Bar(self._tally, self._out, self._label, predicted)
         self._local.register()
         self._start = time.perf_counter()
         self._thread = threading.Thread(target=self._watch, name="multimm-progress", daemon=True)

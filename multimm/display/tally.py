@@ -127,8 +127,6 @@ class Bar:
         What stands before the bar.
     predicted : float, optional
         Seconds, for as long as nothing better is known.
-    redraws : bool, optional
-        Default: whether `out` is a terminal, or a notebook's.
     """
 
     def __init__(
@@ -137,12 +135,10 @@ class Bar:
         out: Any,
         label: str = "",
         predicted: float = 0.0,
-        redraws: bool | None = None,
     ) -> None:
         self.tally, self._out, self._label, self._predicted = tally, out, label, predicted
         notebook = type(out).__module__.startswith("ipykernel")
-        terminal = notebook or bool(getattr(out, "isatty", lambda: False)())
-        self.redraws = terminal if redraws is None else redraws
+        self.redraws = notebook or bool(getattr(out, "isatty", lambda: False)())
         self._width = self._lines = 0
 
     def draw(self, elapsed: float) -> None:
