@@ -218,11 +218,13 @@ def assigned(client, x):
     """Its chunks on two workers: rows of some on one of them, of others on both."""
     addresses = sorted(client.scheduler_info(-1)["workers"])
     rows, columns = map(range, x.numblocks)
-    placed = [
-        [client.persist(x.blocks[i, j], workers=addresses[i // (1 + j) % 2]) for j in columns]
-        for i in rows
-    ]
-    x = da.block(placed).persist()
+    owners = {(i, j): addresses[i // (1 + j) % 2] for i in rows for j in columns}
+    placed = {}
+    for address in addresses:
+        own = [at for at in owners if owners[at] == address]
+        blocks = client.persist([x.blocks[at] for at in own], workers=address)
+        placed |= dict(zip(own, blocks, strict=True))
+    x = da.block([[placed[i, j] for j in columns] for i in rows]).persist()
     wait(x)
     return x
 
