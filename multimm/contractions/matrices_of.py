@@ -55,4 +55,4 @@ def matrices_of(
         raise ShapeError(f"c has shape {made.shape}: einsum({call!r}) of these makes {shape}")
     a, b = terms
     pair = matrices(a, b, found.out, found.chunks(terms, found.steps[0]))
-    return pair.left, pair.right, pair.together(Term(made, found.out))
+    return pair.left.stack, pair.right.stack, pair.together(Term(made, found.out))

@@ -113,11 +113,23 @@ def _spread(arrays: list[Array], labels: list[Labels], out: Labels, dtype: np.dt
     return reduce(operator.mul, found).astype(dtype)
 
 
+class Stored(NamedTuple):
+    """A stack of matrices as it is stored, and whether it is transposed before a product."""
+
+    array: Array
+    turned: bool
+
+    @property
+    def stack(self) -> Array:
+        """As it is multiplied."""
+        return self.array.swapaxes(-1, -2) if self.turned else self.array
+
+
 class Matrices(NamedTuple):
     """Two operands as stacks of matrices, and what their product is taken apart into."""
 
-    left: Array
-    right: Array
+    left: Stored
+    right: Stored
     made: Labels  #: of the product's axes, before they are taken apart
     groups: list[int]  #: how many of these each of its axes is
     sizes: dict[Label, int]
@@ -127,11 +139,14 @@ class Matrices(NamedTuple):
     def product(self, precision: Precision, dtype: np.dtype[Any] | None) -> Product:
         """What multiplies them, of options as for `multimm.matmul`."""
         asked: Any = "auto"
-        if is_dask(self.left):
+        (a, trans_a), (b, trans_b) = self.left, self.right
+        if is_dask(a):
             asked = grouped_chunks([self.chunks[x] for x in self.made], self.groups)
+        else:  # views
+            a, b, trans_a, trans_b = self.left.stack, self.right.stack, False, False
         return checked(
-            self.left, self.right, stacks=True, precision=precision, options=NOTHING_FIXED,
-            chunks=asked, dtype=dtype,
+            a, b, trans_a=trans_a, trans_b=trans_b, stacks=True, precision=precision,
+            options=NOTHING_FIXED, chunks=asked, dtype=dtype,
         )  # fmt: skip
 
     def apart(self, product: Array, out: Labels, *, lone: bool = False) -> Array:
@@ -179,7 +194,7 @@ def matrices(a: Term, b: Term, out: Labels, chunks: dict[Label, Blocks]) -> Matr
     groups = [*(1 for _ in found.batch), len(found.rows), len(found.columns)]
     made = (*found.batch, *found.rows, *found.columns)
     sizes = {x: n for term in (a, b) for x, n in zip(term.labels, term.array.shape, strict=True)}
-    alone = tuple(peel(x).array.name for x, term in ((left, a), (right, b)) if term.alone)
+    alone = tuple(peel(x.array).array.name for x, term in ((left, a), (right, b)) if term.alone)
     return Matrices(left, right, made, groups, sizes, chunks, alone)
 
 
@@ -198,11 +213,10 @@ def _in_order(labels: Labels, some: Labels) -> Labels:
 
 def _matrix(
     term: Term, batch: Labels, rows: Labels, columns: Labels, chunks: dict[Label, Blocks]
-) -> Array:
+) -> Stored:
     """A stack of matrices, rows and columns flattened.
 
-    What is last as it is stored stays last: so most blocks are views. The product of two arrays
-    takes a transposed one as it is stored.
+    What is last as it is stored stays last: so most blocks are views.
     """
     inner = [x for x in term.labels if x not in batch]
     turned = bool(inner) and inner[-1] in rows
@@ -212,7 +226,7 @@ def _matrix(
     x = term.array
     if order != tuple(range(x.ndim)) or {*groups} != {1} or len(groups) < 2:
         x = _flattened(term, order, groups, chunks)
-    return x.swapaxes(-1, -2) if turned else x
+    return Stored(x, turned)
 
 
 def _flattened(
