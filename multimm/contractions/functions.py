@@ -332,10 +332,8 @@ def tensordot_steps(a: Any, b: Any, axes: Any = 2, rule: Rule = limited_chunks) 
 
 def inner_steps(a: Any, b: Any) -> Contraction:
     """What `inner` does, before it does it."""
-    given = of_one_kind([a, b])
-    summed = all(x.ndim for x in given)
-    found = of_tensordot((-1, -1) if summed else 0, given[0].shape, given[1].shape)
-    return contraction(found, given)
+    a, b = of_one_kind([a, b])
+    return tensordot_steps(a, b, (-1, -1) if a.ndim and b.ndim else 0)
 
 
 def vecdot_steps(a: Any, b: Any, axis: Any = -1) -> Contraction:

@@ -10,7 +10,7 @@ import dask.array as da
 from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
-from multimm.graph.block_task import Block, within
+from multimm.graph.block_task import Block, BlockTask, Key, within
 from multimm.graph.data_location import ProductLayer
 from multimm.graph.label import Kind
 from multimm.graph.lowering.host_downloads import below_download, downloaded
@@ -68,6 +68,27 @@ def build(
     addend = None if c is None else Operand("c", c, layout, False, keys.uploaded("c"))
     if c is not None:
         parents.append(c)
+    tasks = _tasks(operands, addend, step, keys)
+    owners = tuple(map(cluster.number, layout.result_owners(cluster.workers)))
+    reads = {
+        x.array.name: (x.role, x.transposed, x.chunks)
+        for x in operands
+        if x.reader is not None and not x.uploaded and not layout.problem.in_one
+    }
+    layer = ProductLayer(tasks, owners, cluster.workers, reads)
+    name = keys.name("chunk" if layout.hands_out else "matmul")
+    high = HighLevelGraph.from_collections(name, layer, dependencies=parents)
+    result = da.Array(high, name, layout.chunks, meta=meta)
+    if layout.problem.downloaded and not layout.problem.in_one:
+        return downloaded(result, keys, download_limit(layout, cluster))
+    return result
+
+
+def _tasks(
+    operands: list[Operand], addend: Operand | None, step: Step, keys: Keys
+) -> dict[Key, BlockTask]:
+    """All of a product's tasks but those that bring C back to host memory."""
+    layout = keys.layout
     tasks = (
         Builder(operands, addend, step, keys).tasks()
         if layout.in_place is None
@@ -82,20 +103,7 @@ def build(
     elif layout.problem.uploaded:
         inputs = [*operands, addend] if addend else operands
         tasks |= uploads([*tasks.values()], inputs, keys)
-    tasks |= handed_out(keys, tasks)
-    owners = tuple(map(cluster.number, layout.result_owners(cluster.workers)))
-    reads = {
-        x.array.name: (x.role, x.transposed, x.chunks)
-        for x in operands
-        if x.reader is not None and not x.uploaded and not layout.problem.in_one
-    }
-    layer = ProductLayer(tasks, owners, cluster.workers, reads)
-    name = keys.name("chunk" if layout.hands_out else "matmul")
-    high = HighLevelGraph.from_collections(name, layer, dependencies=parents)
-    result = da.Array(high, name, layout.chunks, meta=meta)
-    if layout.problem.downloaded and not layout.problem.in_one:
-        return downloaded(result, keys, download_limit(layout, cluster))
-    return result
+    return tasks | handed_out(keys, tasks)
 
 
 @lru_cache(maxsize=128)  # of as many as plans are kept

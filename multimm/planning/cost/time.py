@@ -146,19 +146,6 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
     handed_out, joined = layout.handing_out(cluster.workers)
     tasks = layout.tasks + cuts + host_tasks(layout) + handed_out
     chains = ceil_div(layout.work.count * layout.parts, cluster.workers)
-    fewest = layout.work.count * layout.parts // cluster.workers
-    links = layout.links - 1 if fewest <= cluster.threads else 0
-    switch = ALONE if cluster.alone and device.kind == "gpu" else SWITCH[device.kind]
-    switches = ceil_div(tasks, cluster.workers) / cluster.threads * switch
-    cut_first = bool(layout.operands.cut_apart)  # C is not waited for
-    steps = (
-        bool(layout.operands.packed)
-        + cut_first
-        + bool(layout.operands.coalesced_transfers)
-        + levels
-        + (layout.work.finishing(adds=p.c is not None) > 0)
-    )
-    steps += (bool(layout.uploaded) + p.downloaded) * (not p.in_one) + layout.hands_out
     products = flops * _filled_up(layout) / (product_gflops(p, device) * 1e9)
     products += reading(each * _read(layout), device)
     alone = (products + packing * (not layout.operands.packed)) / (chains * layout.steps)
@@ -176,11 +163,11 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
         "from the GPUs": 0.0,
         "sums between k-tiles": handing_on,
         "launching": _launching(layout, device, products + packing + handing_on),
-        "between tasks": (switches + links * CHAINED[device.kind]) * cluster.task_overhead_s
+        "between tasks": _between_tasks(layout, cluster, tasks)
         + held_up(layout, cluster, up + first_up + back),
         "scheduling": SCHEDULED[device.kind] * tasks * cluster.task_overhead_s,
         "starting": starting(p, cluster, tasks),
-        "from step to step": steps * STEP * cluster.task_overhead_s,
+        "from step to step": (_steps(layout) + levels) * STEP * cluster.task_overhead_s,
         "first blocks": first + first_up,
         "last sums": sums * p.sum_bytes / rate + (levels + PART * fetched) * cluster.link.latency_s,
         "joining C": _joining(layout, cluster),
@@ -193,6 +180,28 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
     beside, last = coming_back(layout, each, back, in_turn)
     terms |= {"from the GPUs": beside, "last blocks from a GPU": last}
     return terms
+
+
+def _between_tasks(layout: Schedule, cluster: ClusterSpec, tasks: int) -> float:
+    """Seconds from the end of a task to the beginning of the next one, over all of a thread's."""
+    kind, count = cluster.slowest.kind, layout.work.count * layout.parts
+    switch = ALONE if cluster.alone and kind == "gpu" else SWITCH[kind]
+    switches = ceil_div(tasks, cluster.workers) / cluster.threads * switch
+    links = layout.links - 1 if count // cluster.workers <= cluster.threads else 0
+    return (switches + links * CHAINED[kind]) * cluster.task_overhead_s
+
+
+def _steps(layout: Schedule) -> int:
+    """Steps that hold all others up, beside the levels of sums."""
+    p, operands = layout.problem, layout.operands
+    return (
+        bool(operands.packed)
+        + bool(operands.cut_apart)  # C is not waited for
+        + bool(operands.coalesced_transfers)
+        + (layout.work.finishing(adds=p.c is not None) > 0)
+        + (bool(layout.uploaded) + p.downloaded) * (not p.in_one)
+        + layout.hands_out
+    )
 
 
 def knows_transposes(problem: Problem, device: DeviceSpec) -> bool:

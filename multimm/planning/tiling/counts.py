@@ -100,7 +100,7 @@ def count_c(
 ) -> tuple[int, int]:
     """Block rows and block columns of each of so many batch blocks of C, worked on in parallel."""
     sizes = problem.m, problem.n, problem.k
-    rows, cols = _counts(*sizes, grid, parallel, chains, edge, least, most)
+    rows, cols = _counts(sizes, grid, parallel, chains, edge, least, most)
     if parallel < max(2, grid.p_m):  # else each matrix stays with one row of workers
         rows = _cut(rows, problem.m, least, most, cut.rows)
     cols = _cut(cols, problem.n, least, most, cut.columns)
@@ -122,10 +122,16 @@ def count_k_tiles(
 
 @remembered
 def _counts(
-    m: int, n: int, k: int, grid: Grid, parallel: int, chains: int, edge: int, least: int, most: int
+    sizes: tuple[int, int, int],
+    grid: Grid,
+    parallel: int,
+    chains: int,
+    edge: int,
+    least: int,
+    most: int,
 ) -> tuple[int, int]:
     """Block rows and block columns of C: `chains` for each worker, where C has so many."""
-    square = isqrt(most)
+    (m, n, k), square = sizes, isqrt(most)
     thick = (
         min(_room(edge, n, k), _room(square, n)),
         min(_room(edge, m, k), _room(square, m)),
