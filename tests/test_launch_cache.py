@@ -51,18 +51,6 @@ def keep_product(a, b, addresses):
 # Products
 
 
-def test_same_kind_runs_with_its_own_addresses(runs):
-    a, b = Array((3, 4), ptr=0x2000), Array((4, 5), ptr=0x3000)
-    for again in (
-        launch_cache.product(a, b, "float32"),
-        launch_cache.again("float32", (a, b, None, None), None, False, False),
-    ):
-        assert isinstance(again, Array)
-        assert (again.shape, again.dtype) == ((3, 5), np.float32)
-        assert runs.pop() == (0x2000, 0x3000, 0, 0, again.data.ptr)
-    assert runs == []
-
-
 @pytest.mark.parametrize(
     ("a", "b", "sides"),
     [
@@ -96,29 +84,7 @@ def test_arrays_on_another_than_the_current_device_are_left_to_others(runs, cupy
     assert runs == []
 
 
-def test_nothing_is_imported_before_something_is_kept(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    assert launch_cache.product(Array((3, 4)), Array((4, 5)), "float32") is None
-    assert launch_cache.again("transpose", (Array((3, 4)),), None) is None
-
-
 # Whatever else
-
-
-def test_verbs_scalars_and_missing_operands_are_told_apart():
-    x, y = Array((3, 4)), Array((3, 4), ptr=0x20000)
-    calls = [
-        ("sum", (x, None), (1.0,)), ("sum", (x, None), (2.0,)), ("sum", (x, y), (1.0,)),
-        ("sum", (None, x), (1.0,)), ("other", (x, None), (1.0,)), ("sum", (x,), (1.0,)),
-    ]  # fmt: skip
-    found = []
-    for i, (verb, operands, scalars) in enumerate(calls):
-        assert launch_cache.again(verb, operands, None, *scalars) is None, calls[i]
-        launch_cache.keep(verb, operands, None, *scalars, result=Array((i + 1,)),
-                    run=lambda given, i=i: found.append((i, len(given))))  # fmt: skip
-    for i, (verb, operands, scalars) in enumerate(calls):
-        assert launch_cache.again(verb, operands, None, *scalars).shape == (i + 1,)
-    assert found == [(i, len(operands) + 1) for i, (_, operands, _) in enumerate(calls)]
 
 
 BYTES = 4 * 3 * 4
