@@ -31,13 +31,6 @@ def test_who_owns_nothing_of_k_has_no_part():
     assert {layout.parts for layout in found} == {3}
 
 
-def test_ranges_of_k_stay_where_they_lie_unless_sums_are_larger_than_operands():
-    """All of A and B takes less to send than a C for each worker."""
-    for side, there in ((1024, True), (20_000, False)):
-        a = MatrixSpec((side, 4096), chunks=((side,), (1024,) * 4), owners=(0, 1, 0, 1))
-        assert bool(parts_in_place(Problem(a, a.T), gpus(2))) == there
-
-
 def test_a_range_of_k_is_summed_by_who_has_most_of_it():
     """Neither A nor B has its ranges on one worker each."""
     lies = (0, 1, 0, 1, 0, 1, 1, 0), (1, 1, 0, 0, 0, 1, 0, 1)  # two rows, and two columns, of four
@@ -49,30 +42,6 @@ def test_a_range_of_k_is_summed_by_who_has_most_of_it():
     moved = min(rank.moved for rank in found.values())
     assert moved == 4 * 88 * 14640 * 4 + 176 * 176 * 4  # of 16 blocks; and sums
     assert plan_matmul(problem, cpus(2)).bytes_moved <= moved
-
-
-def stack(owners, shape=(4096, 4096)):
-    """Matrices of a stack, each on a worker."""
-    chunks = ((1,) * len(owners), *((size,) for size in shape))
-    return MatrixSpec((len(owners), *shape), chunks=chunks, owners=owners)
-
-
-def test_matrices_of_a_stack_are_multiplied_where_most_of_them_lies():
-    a, b = stack((0, 1, 1, 0, 1, 0)), stack((1, 0, 1, 0, 1, 0), (4096, 512))
-    plan = plan_matmul(Problem(a, b), gpus(2))
-    assert plan.layout.row_owners == a.owners
-    assert plan.bytes_moved == 2 * 4096 * 512 * 4  # of B's, where A's lies elsewhere
-    assert plan.layout.result_owners(2) == a.owners
-    assert "each block of the stack is multiplied where most of it lies" in plan.reason
-
-
-def test_matrices_of_a_stack_leave_a_worker_that_has_all_of_them():
-    """As long as products take longer than transfers."""
-    owners = (1,) * 8
-    large = plan_matmul(Problem(*[stack(owners, (16384, 16384))] * 2), gpus(2))
-    assert large.bytes_moved == 8 * 16384 * 16384 * 4  # of four matrices each
-    thin = plan_matmul(Problem(stack(owners, (16384, 16384)), stack(owners, (16384, 8))), gpus(2))
-    assert thin.bytes_moved == 0
 
 
 # ------------------------------------------------------------------ the graph
