@@ -269,11 +269,17 @@ def test_what_comes_at_the_last_moment_is_not_lost(tmp_path, suffix, exchanges, 
     assert names(tmp_path) == [path.name, "theirs"]
 
 
-def without_renameat2(monkeypatch, number=errno.EINVAL):
-    def unknown(*_):
+def fails(number):
+    """A call of the system that does."""
+
+    def call(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(commit, "_renameat2", unknown)
+    return call
+
+
+def without_renameat2(monkeypatch, number=errno.EINVAL):
+    monkeypatch.setattr(commit, "_renameat2", fails(number))
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS])
@@ -295,11 +301,7 @@ def test_file_systems_that_exchange_no_names(tmp_path, suffix, number, monkeypat
 
 def test_file_systems_without_links_either(tmp_path, monkeypatch):
     without_renameat2(monkeypatch)
-
-    def no_link(*_):
-        raise OSError(errno.EPERM, "no links")
-
-    monkeypatch.setattr(os, "link", no_link)
+    monkeypatch.setattr(os, "link", fails(errno.EPERM))
     np.testing.assert_array_equal(get(io.save_array(OLD, tmp_path / "c.npy")), OLD)
     assert names(tmp_path) == ["c.npy"]
 
@@ -372,10 +374,7 @@ def test_a_second_run_says_so_before_it_computes(tmp_path, suffix, overwrite):
 
 
 def test_file_systems_without_locks(tmp_path, monkeypatch):
-    def no_locks(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(fcntl, "flock", fails(errno.ENOLCK))
     path = tmp_path / "c.npy"
     with io.Output(path) as output:
         output.store(NEW).compute()
@@ -564,11 +563,8 @@ def test_hdf5_reads_what_was_written_beside_it(tmp_path, dtype, chunks):
 
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_a_disk_that_is_full_is_one_line(tmp_path, suffix, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     form = graph.FORMATS[f".{suffix}"]
-    monkeypatch.setitem(graph.FORMATS, f".{suffix}", form._replace(write=full))
+    monkeypatch.setitem(graph.FORMATS, f".{suffix}", form._replace(write=fails(errno.ENOSPC)))
     with pytest.raises(FileFormatError, match=r"a block cannot be written .No space left") as info:
         io.save_array(da.from_array(NEW, chunks=2), tmp_path / f"c.{suffix}")
     assert "\n" not in str(info.value)
@@ -582,11 +578,7 @@ def test_a_disk_that_is_full_when_all_is_synced_leaves_the_old(
     tmp_path, suffix, number, monkeypatch
 ):
     path = put(tmp_path / f"c.{suffix}", OLD)
-
-    def full(_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", fails(number))
     with pytest.raises(FileFormatError, match=os.strerror(number)):
         io.save_array(NEW, path, overwrite=True)
     np.testing.assert_array_equal(io.open_array(path).compute(), OLD)
