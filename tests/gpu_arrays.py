@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+import dask.array as da
 import numpy as np
 import pytest
 
@@ -28,6 +29,16 @@ AWKWARD = (
     (257, 257, 257), (509, 521, 523), (1009, 1013, 1019), (33, 33, 65537), (127, 129, 20011),
     (768, 3072, 3072), (1797, 1797, 64), (2039, 2053, 100),
 )  # fmt: skip
+
+
+def placed(x, turned: bool = False):
+    """On the GPU; `turned`: in the memory of its transpose."""
+    return cupy.asarray(x.T).T if turned else cupy.asarray(x)
+
+
+def chunked(x, chunks) -> da.Array:
+    """A Dask array of blocks on the GPU."""
+    return da.from_array(cupy.asarray(x), chunks=chunks, asarray=False)
 
 
 def padded(values: np.ndarray, extra: int, offset: int = 0, fill: float = np.nan):
@@ -57,6 +68,13 @@ def pack_tiles(x, **options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pack, "SPLIT_K", 0)
         return pack.pack(x, **options)
+
+
+def same(result, expected) -> None:
+    """CuPy's, with the dtype and the numbers of NumPy's."""
+    assert isinstance(result, cupy.ndarray)
+    assert result.dtype == expected.dtype
+    np.testing.assert_array_equal(cupy.asnumpy(result), expected)
 
 
 def assert_exact(result, expected, context) -> None:

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import dask.array as da
 import numpy as np
 import pytest
+from gpu_arrays import chunked, same
 from small import integers
 
 import multimm
@@ -16,16 +17,6 @@ if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
 
 pytestmark = pytest.mark.gpu
-
-
-def on_gpu(x, chunks):
-    return da.from_array(cupy.asarray(x), chunks=chunks, asarray=False)
-
-
-def same(result, expected):
-    assert isinstance(result, cupy.ndarray)
-    assert result.dtype == expected.dtype
-    np.testing.assert_array_equal(cupy.asnumpy(result), expected)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +34,7 @@ def same(result, expected):
 def test_matmul_follows_numpy(shape_a, shape_b):
     x, y = integers(shape_a, 1), integers(shape_b, 2)
     same(multimm.matmul(cupy.asarray(x), cupy.asarray(y)), np.matmul(x, y))
-    lazy = multimm.matmul(on_gpu(x, 16), on_gpu(y, 23), blocks=16, slabs=11)
+    lazy = multimm.matmul(chunked(x, 16), chunked(y, 23), blocks=16, slabs=11)
     assert isinstance(lazy._meta, cupy.ndarray)
     same(lazy.compute(scheduler="sync"), np.matmul(x, y))
 
@@ -54,7 +45,7 @@ def test_other_dtypes_follow_numpy(dtypes):
     x, y = integers((60, 50), 3, dtypes[0]), integers((50, 40), 4, dtypes[1])
     expected = np.matmul(x, y)
     same(multimm.matmul(cupy.asarray(x), cupy.asarray(y)), expected)
-    same(multimm.matmul(on_gpu(x, 16), on_gpu(y, 23)).compute(scheduler="sync"), expected)
+    same(multimm.matmul(chunked(x, 16), chunked(y, 23)).compute(scheduler="sync"), expected)
 
 
 @pytest.mark.parametrize("dtypes", [("float16", "float16"), ("float16", "float32")])
@@ -71,7 +62,7 @@ def test_half_precision_runs_on_tensor_cores_and_is_summed_in_float32(dtypes, p_
     chosen = last_choice()
     assert chosen.kernel.startswith("sgemm_split"), chosen
     assert chosen.precision == ("tf32" if halves else "float32")
-    lazy = multimm.matmul(on_gpu(x, 1024), on_gpu(y, 1024), p_k=p_k, slabs=2048)
+    lazy = multimm.matmul(chunked(x, 1024), chunked(y, 1024), p_k=p_k, slabs=2048)
     added = multimm.gemm(
         2, cupy.asarray(x.T), cupy.asarray(y), -1, cupy.asarray(exact.astype(dtypes[1])),
         trans_a=True,
@@ -90,7 +81,7 @@ def test_half_precision_runs_on_tensor_cores_and_is_summed_in_float32(dtypes, p_
 
 def test_symmetric_products_of_half_precision():
     x = np.random.default_rng(13).integers(-3, 4, (5000, 1300)).astype("float16")
-    lazy = multimm.matmul(on_gpu(x, 1024).T, on_gpu(x, 1024), slabs=2048)
+    lazy = multimm.matmul(chunked(x, 1024).T, chunked(x, 1024), slabs=2048)
     result = cupy.asnumpy(lazy.compute(scheduler="sync"))
     want = x.T.astype(float) @ x.astype(float)
     assert (abs(result - want) <= 2.0**-11 * abs(want)).all()
@@ -102,10 +93,10 @@ def test_symmetric_products_of_half_precision():
 @pytest.mark.parametrize("p_k", [1, 3])
 def test_gemm_in_blocks(trans_a, trans_b, p_k):
     x, y, z = integers((130, 70), 5), integers((70, 50), 6), integers((130, 50), 7)
-    a = on_gpu(x.T if trans_a else x, 32)
-    b = on_gpu(y.T if trans_b else y, 32)
+    a = chunked(x.T if trans_a else x, 32)
+    b = chunked(y.T if trans_b else y, 32)
     result = multimm.gemm(
-        2, a, b, -3, on_gpu(z, 40), trans_a=trans_a, trans_b=trans_b,
+        2, a, b, -3, chunked(z, 40), trans_a=trans_a, trans_b=trans_b,
         blocks=33, slabs=16, p_k=p_k,
     )  # fmt: skip
     same(result.compute(scheduler="sync"), (2 * (x @ y) - 3 * z).astype("float32"))
@@ -132,7 +123,7 @@ def test_random_products_keep_the_contract_and_verify_says_so():
 
 def test_accelerate_reaches_gpu_blocks():
     x = integers((64, 64), 12)
-    a = on_gpu(x, 32)
+    a = chunked(x, 32)
     with multimm.accelerate():
         c = a @ a
     assert any(str(name).startswith("multimm-") for name in c.dask.layers)
@@ -144,7 +135,7 @@ def test_accelerate_reaches_gpu_blocks():
 def test_operands_in_other_chunks_are_joined_on_the_gpu(dtype, turned):
     """Whole rows, parts of rows that begin anywhere, and a block of one piece."""
     x, y = integers((130, 75), 5, dtype), integers((75, 90), 6, dtype)
-    a, b = on_gpu(x, (33, (50, 25))), on_gpu(y.T if turned else y, (26, 31))
+    a, b = chunked(x, (33, (50, 25))), chunked(y.T if turned else y, (26, 31))
     b = b.T if turned else b
     fixed = {"blocks": (100, 90), "slabs": 40}
     same(multimm.matmul(a, b, **fixed).compute(scheduler="sync"), x @ y)

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import dask.array as da
 import numpy as np
 import pytest
+from gpu_arrays import placed
 
 import multimm
 from multimm.errors import KernelError
@@ -27,11 +28,6 @@ M, N, K = 1100, 1060, 1200  # large enough for the tensor cores, and neither 128
 
 def normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape, dtype="float32")
-
-
-def placed(x, turned=False):
-    """On the GPU; `turned`: in the memory of its transpose."""
-    return cupy.asarray(x.T).T if turned else cupy.asarray(x)
 
 
 def error_u(result, x, y):

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from gpu_arrays import placed
 from pack_reference import row_exponents
 from wgmma_model import broad_model
 
@@ -40,11 +41,6 @@ def wgmma(monkeypatch):
     yield
     configs.broad_pays.cache_clear()
     launch_cache.forget()
-
-
-def placed(x, turned=False):
-    """On the GPU; `turned`: in the memory of its transpose."""
-    return cupy.asarray(x.T).T if turned else cupy.asarray(x)
 
 
 def graded(rng, *shape):
