@@ -36,9 +36,9 @@ def plain(block: Any, of: str = "a block of an operand", advice: str = "") -> An
     if type(block) in ALIKE:
         return np.asarray(block)
     given = "None" if block is None else f"a {kind_of(block)}"
+    todo = advice or f"have the task that makes it return {dense_form(block, 'block')}"
     raise ArrayTypeError(
-        f"{of} is {given}: multimm multiplies dense arrays of NumPy and CuPy; "
-        f"{advice or f'have the task that makes it return {_dense_form(block)}'}"
+        f"{of} is {given}: multimm multiplies dense arrays of NumPy and CuPy; {todo}"
     )
 
 
@@ -47,22 +47,25 @@ def kind_of(x: Any) -> str:
     return f"{type(x).__module__}.{type(x).__qualname__}"
 
 
-def _dense_form(block: Any) -> str:
-    """What to return in its place: `numpy.asarray` would drop a mask in silence."""
-    if isinstance(block, np.ma.MaskedArray):
-        return "block.filled(value), with what stands for masked elements"
-    if is_sparse(block):
-        return f"block.{dense_method(block)}()"
-    if isinstance(block, np.ndarray):
-        return "numpy.asarray(block), if an ndarray's arithmetic is meant"
+def dense_form(x: Any, name: str, lazy: bool = False) -> str:
+    """What to pass in its place, the whole of a `lazy` array of such blocks: an array of values.
+
+    `numpy.asarray` would drop a mask in silence.
+    """
+    if isinstance(x, np.ma.MaskedArray):
+        filled = f"dask.array.ma.filled({name}, value)" if lazy else f"{name}.filled(value)"
+        return f"{filled}, with what stands for masked elements"
+    if is_sparse(x):
+        method = "todense" if type(x).__module__.startswith("sparse.") else "toarray"
+        # Without a dtype Dask would try the method on an array that is dense already, and fail.
+        each = f".map_blocks(lambda block: block.{method}(), dtype={name}.dtype)"
+        return f"{name}{each if lazy else f'.{method}()'}"
+    if isinstance(x, np.ndarray):
+        made = f"{name}.map_blocks(numpy.asarray)" if lazy else f"numpy.asarray({name})"
+        return f"{made}, if an ndarray's arithmetic is meant"
     return "one of these"
 
 
 def is_sparse(x: Any) -> bool:
     """Of PyData's library, of SciPy or of CuPy."""
     return type(x).__module__.startswith(("sparse.", "scipy.sparse.", "cupyx.scipy.sparse."))
-
-
-def dense_method(x: Any) -> str:
-    """The method that makes a dense array of a sparse one."""
-    return "todense" if type(x).__module__.startswith("sparse.") else "toarray"

@@ -18,7 +18,7 @@ import numpy as np
 from dask.base import is_dask_collection
 
 from multimm import sources
-from multimm.blocks import ALIKE, dense_method, is_dense, is_sparse, kind_of, plain
+from multimm.blocks import ALIKE, dense_form, is_dense, is_sparse, kind_of, plain
 from multimm.errors import ArrayTypeError, ClusterError, DTypeError, OptionError, ShapeError
 
 if TYPE_CHECKING:
@@ -226,25 +226,8 @@ def _check_block_type(block: Any, name: str, *, lazy: bool = False) -> None:
     if not is_dense(block) and type(block) not in ALIKE:
         raise ArrayTypeError(
             f"{name} {'has blocks of' if lazy else 'is a'} {kind_of(block)}: multimm multiplies "
-            f"dense arrays of NumPy and CuPy; {_made_dense(block, name, lazy)}"
+            f"dense arrays of NumPy and CuPy; pass {dense_form(block, name, lazy)}"
         )
-
-
-def _made_dense(block: Any, name: str, lazy: bool) -> str:
-    """How to get a dense array of the same values: numpy.asarray would drop a mask in silence."""
-    if isinstance(block, np.ma.MaskedArray):
-        filled = f"dask.array.ma.filled({name}, value)" if lazy else f"{name}.filled(value)"
-        return f"say what stands for masked elements with {filled}"
-    if is_sparse(block):
-        method = dense_method(block)
-    elif isinstance(block, np.ndarray):
-        called = f"{name}.map_blocks(numpy.asarray)" if lazy else f"numpy.asarray({name})"
-        return f"if an ndarray's arithmetic is meant, convert with {called}"
-    else:
-        return "convert it to one of these"
-    # Without a dtype Dask would try the method on an array that is dense already, and fail.
-    each = f".map_blocks(lambda block: block.{method}(), dtype={name}.dtype)"
-    return f"convert with {name}{each if lazy else f'.{method}()'}"
 
 
 def _library(x: Any) -> str:

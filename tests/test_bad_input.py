@@ -148,7 +148,7 @@ def refusal(array, name="a"):
 
 def advised(array):
     """The operand as the message for it says to convert it."""
-    advice = refusal(array).rpartition(" with ")[2]
+    advice = re.split(", with |, if ", refusal(array).rpartition("; pass ")[2])[0]
     return eval(advice, {"a": array, "dask": dask, "numpy": np, "value": 7})
 
 
