@@ -47,9 +47,9 @@ from multimm.gpu.emulated.configs import (
 from multimm.gpu.emulated.outliers import residual_defines
 from multimm.gpu.emulated.pack import held_on, pack_defines
 from multimm.gpu.runtime import file_cache
-from multimm.gpu.runtime.jit import kept_stems
+from multimm.gpu.runtime.jit import compiled_file, kept_stems, stem_of
 from multimm.gpu.runtime.kernel_source import kernel_text
-from multimm.gpu.runtime.launch import file_for, stem_for
+from multimm.gpu.runtime.launch import way_of
 from multimm.gpu.simt.configs import INSTEAD, REGISTRY, entry_named
 from multimm.gpu.simt.load_paths import alike, widest
 
@@ -207,11 +207,7 @@ def absent(capability: int) -> list[Wanted]:
     if file_cache.obstacle():
         return []
     kept = kept_stems()
-    return [
-        job
-        for job in wanted(capability)
-        if stem_for(_text(job), job.file, capability, specific=job.specific) not in kept
-    ]
+    return [job for job in wanted(capability) if stem_of(*_way(job, capability)) not in kept]
 
 
 def compile_absent(capability: int, processes: int) -> None:
@@ -228,9 +224,10 @@ def compile_absent(capability: int, processes: int) -> None:
 
 
 def _compile(job: Wanted, capability: int) -> None:
-    with file_for(_text(job), job.file, capability, specific=job.specific):
+    with compiled_file(*_way(job, capability)):
         pass
 
 
-def _text(job: Wanted) -> str:
-    return kernel_text(job.file, dict(job.defines))
+def _way(job: Wanted, capability: int) -> tuple[str, str, str, tuple[str, ...]]:
+    text = kernel_text(job.file, dict(job.defines))
+    return way_of(text, job.file, capability, specific=job.specific)

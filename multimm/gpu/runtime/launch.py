@@ -12,9 +12,8 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ import numpy as np
 from multimm.errors import KernelError
 from multimm.gpu.arch import STATIC_SHARED_BYTES, Device, limits_for
 from multimm.gpu.runtime.driver_launch import Kernel
-from multimm.gpu.runtime.jit import LINE_INFO, compiled_file, stem_of, target_for
+from multimm.gpu.runtime.jit import LINE_INFO, compiled_file, target_for
 from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.strides import Axis, Stack, batch_strides, collapse
 from multimm.shapes import Shape
@@ -106,7 +105,7 @@ def _loaded(text: str, entry: str, file: str, capability: int, specific: bool) -
     """Load a text's kernel on the current device."""
     import cupy
 
-    with file_for(text, file, capability, specific=specific) as path:
+    with compiled_file(*way_of(text, file, capability, specific=specific)) as path:
         try:
             kernel = cupy.RawModule(path=str(path)).get_function(entry)
             kernel.attributes  # noqa: B018  CuPy loads when it is asked for something
@@ -118,22 +117,13 @@ def _loaded(text: str, entry: str, file: str, capability: int, specific: bool) -
     return kernel
 
 
-def file_for(
+def way_of(
     text: str, file: str, capability: int, *, specific: bool
-) -> AbstractContextManager[Path]:
-    """A file with a text's machine code, compiled now or at an earlier time."""
-    return compiled_file(*_way(text, file, capability, specific))
-
-
-def stem_for(text: str, file: str, capability: int, *, specific: bool) -> str:
-    """What the file's name begins with that `file_for` keeps: one of `jit.kept_stems`."""
-    return stem_of(*_way(text, file, capability, specific))
-
-
-def _way(
-    text: str, file: str, capability: int, specific: bool
 ) -> tuple[str, str, str, tuple[str, ...]]:
-    """How a text is compiled: itself, its target, its name and options."""
+    """How a text is compiled, as `jit.compiled_file` and `jit.stem_of` take it.
+
+    Itself, its target, its name and options.
+    """
     # A profiler shows source lines beside instructions with it.
     options = (LINE_INFO,) if os.environ.get("MULTIMM_LINE_INFO") else ()
     target = target_for(capability, specific=specific)
