@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from multimm.errors import FileFormatError
 from multimm.files.identity import ABSENT, Source, state
+from multimm.files.netcdf import is_partly_written
 from multimm.files.remote import is_remote
 from multimm.files.stored import Inside, Location, package
 
@@ -176,12 +177,7 @@ class Search:
         undefined = made.fill_value_defined() == h5d.FILL_VALUE_UNDEFINED
         if not (undefined or made.get_fill_time() == h5d.FILL_TIME_NEVER) or not item.size:
             return
-        if item.chunks is None:
-            written = made.get_layout() == h5d.COMPACT or item.id.get_storage_size() > 0
-        else:
-            sides = zip(item.shape, item.chunks, strict=True)
-            written = item.id.get_num_chunks() >= math.prod(-(-a // b) for a, b in sides)
-        if not written:
+        if is_partly_written(item):
             self.fail(
                 "parts of it were never written, and it has no fill value: nothing says what "
                 "stands there; write them, or set a fill value"

@@ -46,7 +46,7 @@ def check(place: Location, item: Any) -> None:
                 f"axis {axis}: the rest was never written; write it, or open it with xarray and "
                 "multiply x.data"
             )
-    if _fill(item) is not None and _is_partly_written(item):
+    if _fill(item) is not None and is_partly_written(item):
         raise FileFormatError(
             f"{place}: parts of it were never written, and netCDF has {item.fillvalue} stand "
             "there; write them, set _FillValue, or open it with xarray and multiply x.data"
@@ -78,7 +78,8 @@ def _says_missing(item: Any) -> bool:
     return any(name in item.attrs for name in MISSING)  # then there is a warning already
 
 
-def _is_partly_written(item: Any) -> bool:
+def is_partly_written(item: Any) -> bool:
+    """Whether HDF5 has no bytes for a part of a dataset, which is not empty."""
     if item.chunks is None:
         return bool(item.size > 0 and item.id.get_storage_size() == 0)
     sides = zip(item.shape, item.chunks, strict=True)
