@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dask
 import dask.array as da
 import h5py
 import ml_dtypes
@@ -92,6 +93,26 @@ def test_arrays_that_consolidated_metadata_lack_are_not_lost(tmp_path):
     zarr.open_group(path, mode="a", use_consolidated=False).create_array("late", data=MATRIX)
     with pytest.raises(FileFormatError, match=r"lost: C, late"):
         io.save_array(MATRIX, path, overwrite=True)
+
+
+@pytest.mark.parametrize("how", [{"dataset": "new"}, {"overwrite": True}])
+def test_a_file_that_this_process_is_writing_is_not_replaced(tmp_path, how):
+    """What it writes later would go into the file that has lost its name."""
+    path = container(tmp_path / "m.h5", "C")
+    with h5py.File(path, "r+") as file:
+        with pytest.raises(FileFormatError, match="open for writing in this process; close it"):
+            io.save_array(MATRIX, path, **how)
+        file["C"][0, 0] = 99
+    with h5py.File(path, "r") as file:
+        assert file["C"][0, 0] == 99
+        assert list(file) == ["C"]
+        io.save_array(MATRIX, path, **how)  # who reads keeps what was opened
+        assert file["C"][0, 0] == 99
+    with io.Output(path, dataset="late") as output:
+        dask.compute(output.store(da.from_array(MATRIX)))
+        with h5py.File(path, "r+"), pytest.raises(FileFormatError, match="open for writing"):
+            output.commit()
+    assert [x.name for x in tmp_path.iterdir()] == ["m.h5"]
 
 
 def test_what_cannot_be_read_is_not_replaced_for_one_dataset(tmp_path):

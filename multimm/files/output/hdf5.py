@@ -10,6 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,13 +54,29 @@ def create(matrix: StoredMatrix, replaced: Path | None = None) -> StoredMatrix:
     return written
 
 
+@contextmanager
+def _target(path: Path) -> Iterator[Any]:
+    """The open file that is to be replaced, which nobody in this process may be writing.
+
+    HDF5 gives one file to all who open it in a process. What goes into it once another has its name
+    would be lost without a word.
+    """
+    with opened(str(path), "r") as file:
+        if file.mode != "r":
+            raise FileFormatError(
+                f"{path}: is open for writing in this process; close it first, or write to another "
+                "file"
+            )
+        yield file
+
+
 def holds(path: Path, dataset: str) -> bool:
     """Whether a file has a dataset of that name, which may be replaced.
 
     Raises FileFormatError for the name of a group or a link, or through a dataset or a link.
     """
     h5py = package("h5py")
-    with opened(str(path), "r") as file:
+    with _target(path) as file:
         names = dataset.split("/")
         for depth in range(1, len(names) + 1):
             name = "/".join(names[:depth])
@@ -109,7 +127,7 @@ def held(path: Path) -> tuple[list[str], list[str]]:
                 seen.append(item)
                 look(inside, item)
 
-    with opened(str(path), "r") as file:
+    with _target(path) as file:
         if file.userblock_size:
             others.append(f"a user block of {file.userblock_size:,} bytes")
         seen = [file["/"]]
@@ -135,7 +153,7 @@ def state(path: str | Path) -> State:
 
 def copy(source: Path, unfinished: Path) -> State:
     """Copy a file into an empty one; what its state was. OSError where somebody writes it."""
-    with opened(str(source), "r"):  # a writer that uses HDF5 has it locked
+    with _target(source):  # a writer that uses HDF5 has it locked
         before = state(source)
         with open(source, "rb") as old, open(unfinished, "rb+") as new:
             _copy_bytes(old, new)
