@@ -17,6 +17,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 from cuda_on_cpu.integers import integer_tiles
+from cuda_on_cpu.products import below
 from pack_reference import (
     Split,
     broad_parts,
@@ -101,11 +102,6 @@ def memory(pointer: int, shape: tuple[int, ...], steps: tuple[int, ...], kind: s
     flat = np.frombuffer((ctypes.c_char * (size * item)).from_address(int(pointer)), kind)
     strides = tuple(int(step) * item for step in steps)
     return np.lib.stride_tricks.as_strided(flat, shape, strides)
-
-
-def below(m: int, n: int, height: int, width: int) -> np.ndarray:
-    """Where the tiles are that reach the diagonal of an m x n matrix."""
-    return np.arange(n) // width * width < np.arange(m)[:, None] // height * height + height
 
 
 #: Threads of a block of kernels that have no parameter for it.

@@ -12,7 +12,7 @@ import pytest
 from by_plan import by_plan, spec_of
 from clusters import counting_client, in_threads, received, scattered, soon
 from distributed import Client, Event, futures_of, wait
-from paper import cpus
+from paper import cpus, in_rows
 from small import integers
 
 import multimm
@@ -159,12 +159,6 @@ def gpus(workers, per_node=0, **more):
 
 def with_addresses(workers):
     return gpus(workers, addresses=tuple(f"ucxx://host:{rank}" for rank in range(workers)))
-
-
-def in_rows(owners, shape):
-    """A matrix in blocks of rows, each on a worker."""
-    rows = shape[0] // len(owners)
-    return MatrixSpec(shape, chunks=((rows,) * len(owners), shape[1:]), owners=tuple(owners))
 
 
 def test_c_is_numbered_with_the_others():

@@ -15,7 +15,7 @@ from clusters import counting_client, scattered
 from distributed import wait
 from hypothesis import given
 from hypothesis import strategies as st
-from paper import cpus, gpus
+from paper import cpus, gpus, in_rows
 from small import integers
 
 import multimm
@@ -32,12 +32,6 @@ from multimm.planning.spec import MatrixSpec
 
 TALL, WIDE = (2**20, 8192), (8192, 1024)
 IN_TURN = (0, 1, 2, 3) * 64
-
-
-def in_rows(owners, shape=TALL):
-    """A matrix in blocks of rows, each on a worker."""
-    rows = shape[0] // len(owners)
-    return MatrixSpec(shape, chunks=((rows,) * len(owners), shape[1:]), owners=tuple(owners))
 
 
 # -------------------------------------------------------------------- the graph
@@ -123,7 +117,7 @@ def objects(task):
 def test_a_task_of_twice_as_many_chunks_has_no_more_objects_but_references(by_columns):
     found = []
     for owners in (IN_TURN, IN_TURN * 2):
-        large, small = in_rows(owners), MatrixSpec(WIDE, chunks=((4096, 4096), (1024,)))
+        large, small = in_rows(owners, TALL), MatrixSpec(WIDE, chunks=((4096, 4096), (1024,)))
         specs = (small.T, large.T) if by_columns else (large, small)
         plan = plan_matmul(Problem(*specs, pack="tf32"), gpus(), precision="tf32")
         arrays = [da.zeros(spec.shape, chunks=spec.chunks, dtype="float32") for spec in specs]

@@ -203,7 +203,7 @@ def product_case(entry: str, tile: Tile, signature: Signature, problem: Problem,
     )  # fmt: skip
     made = _result(problem, operands)
     if problem.lower != (0, 0):
-        made = np.where(_below(problem), made, operands[4].view)
+        made = np.where(below(problem.m, problem.n, *problem.lower), made, operands[4].view)
     result = operands[4].holding(made)
     return Case(launch, [*launch.buffers[:4], result.buffer])
 
@@ -249,11 +249,9 @@ def _operand(problem: Problem, index: int, rng: np.random.Generator) -> Operand 
     return empty.holding(values.astype(np.float32))
 
 
-def _below(problem: Problem) -> np.ndarray:
-    """Where the tiles are that reach the diagonal."""
-    height, width = problem.lower
-    last_row = np.arange(problem.m)[:, None] // height * height + height - 1
-    return np.arange(problem.n) // width * width <= last_row
+def below(m: int, n: int, height: int, width: int) -> np.ndarray:
+    """Where the tiles are that reach the diagonal of an m x n matrix."""
+    return np.arange(n) // width * width < np.arange(m)[:, None] // height * height + height
 
 
 def _result(problem: Problem, operands: list[Operand | Far]) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 from pack_reference import pack_reference
 
 from cuda_on_cpu.operands import Operand, placed
-from cuda_on_cpu.products import Case
+from cuda_on_cpu.products import Case, below
 from cuda_on_cpu.program import Buffer, Launch, Pointer
 from multimm.gpu.arch import tiles_of
 
@@ -77,9 +77,7 @@ class Product:
         """The result; tiles above the diagonal as they were."""
         if "LOWER" not in defines:
             return made
-        last_row = np.arange(self.m)[:, None] // TILE_M * TILE_M + TILE_M - 1
-        reached = np.arange(self.n) // defines["TILE_N"] * defines["TILE_N"] <= last_row
-        return np.where(reached, made, before)
+        return np.where(below(self.m, self.n, TILE_M, defines["TILE_N"]), made, before)
 
 
 def _products(tile_n: int, cap: int, longest: int) -> tuple[Product, ...]:
