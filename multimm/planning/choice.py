@@ -248,8 +248,12 @@ def is_small(problem: Problem, cluster: ClusterSpec) -> bool:
 
 
 def _fetches(problem: Problem, cluster: ClusterSpec) -> float:
-    """Chunks that one of the CPU workers would fetch, of those that tasks make anywhere."""
-    if not problem.awaited or cluster.slowest.kind == "gpu":
+    """Chunks that one of the CPU workers would fetch, of those that tasks make anywhere.
+
+    None where blocks for all workers would have parts of chunks.
+    """
+    blocks = len(problem.a.chunks[-2]) * len(problem.b.chunks[-1])
+    if not problem.awaited or cluster.slowest.kind == "gpu" or blocks < cluster.workers:
         return 0
     specs = (problem.a,) if problem.same else (problem.a, problem.b)
     made = [
