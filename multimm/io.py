@@ -92,7 +92,7 @@ def open_array(
         (netCDF), or attributes ``scale_factor``, ``add_offset`` or ``_Unsigned`` (netCDF, xarray)
         that change them.
     ArrayTypeError
-        Dask's array query planning is switched on.
+        `path` is no path, such as an open file, or Dask's array query planning is switched on.
     ShapeError
         `chunks` that do not fit the matrix.
 

@@ -10,7 +10,7 @@ import zarr
 from foreign_files import NEW, OLD, read
 
 from multimm import io
-from multimm.errors import FileFormatError
+from multimm.errors import ArrayTypeError, FileFormatError
 
 MEANS = {
     "scale_factor": 0.5,
@@ -163,3 +163,26 @@ def test_a_zero_byte_in_a_name_is_refused(suffix):
             io.save_array(NEW, path, **more)
         with pytest.raises(FileFormatError, match="zero byte"):
             io.open_array(path, **more)
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "error", "said"),
+    [
+        (3, {}, ArrayTypeError, "a builtins.int where a path is needed"),
+        (None, {}, ArrayTypeError, "a builtins.NoneType where a path is needed"),
+        (
+            OLD,
+            {},
+            ArrayTypeError,
+            "a numpy.ndarray where a path .* is an operand of multimm.matmul",
+        ),
+        ("", {}, FileFormatError, "the path is empty"),
+        ("x.h5", {"dataset": 3}, ArrayTypeError, "dataset=3: the name of an array"),
+        ("x.h5", {"dataset": b"x"}, ArrayTypeError, "dataset=b'x': the name of an array"),
+    ],
+)
+def test_what_is_no_path_is_refused(path, more, error, said):
+    for call in (io.open_array, lambda *args, **how: io.save_array(NEW, *args, **how)):
+        with pytest.raises(error, match=said) as caught:
+            call(path, **more)
+        assert "\n" not in str(caught.value)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from multimm.errors import FileFormatError
+from multimm.errors import ArrayTypeError, FileFormatError
 from multimm.files import hdf5, identity, npy, raw, remote, zarr
 from multimm.files.cf_attributes import warn
 from multimm.files.output import hdf5 as output_hdf5
@@ -71,6 +71,22 @@ MOST_BYTES = 2**63 - 1
 _NAMED = r"(.+\.(?:h5|hdf5|zarr|nc4?)){}(.+)"
 
 
+def _text(path: Any, dataset: Any) -> str:
+    """The path as text."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise ArrayTypeError(
+            f"a {type(path).__module__}.{type(path).__qualname__} where a path is needed: give the "
+            "name of a file; what is open already is an operand of multimm.matmul, or goes to "
+            "dask.array.from_array"
+        )
+    if not isinstance(dataset, str | None):
+        raise ArrayTypeError(f"dataset={dataset!r}: the name of an array is needed, as text")
+    given = os.fsdecode(path)
+    if not given:
+        raise FileFormatError("the path is empty: give the name of a file")
+    return given
+
+
 def locate(
     path: str | os.PathLike[str], dataset: str | None = None, *, outside: bool = False
 ) -> Location:
@@ -83,8 +99,10 @@ def locate(
     FileFormatError
         The suffix is none of those supported, or a dataset is named twice or where the
         format has none.
+    ArrayTypeError
+        What is given as a path or as a name is none, such as an open file.
     """
-    given = os.fsdecode(path)
+    given = _text(path, dataset)
     if "\0" in given or "\0" in (dataset or ""):
         raise FileFormatError(f"{given!r}: no name has a zero byte in it; choose another")
     text = _local(given)
