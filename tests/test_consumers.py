@@ -195,6 +195,26 @@ def test_what_uses_c_holds_no_more_of_it_than_of_dasks_product(threads, user, ki
         assert any(peak_of(use(ours)) < most for _ in range(RUNS))
 
 
+#: Of 16 MB and less, which one task would multiply in the time of its calls.
+SMALL = {
+    "X' Y": lambda x: (x.T, x[:, :20]),
+    "X v": lambda x: (x, x[0]),
+    "X' X": lambda x: (x.T, x),
+    "long k": lambda x: (x[:, :40].T, x[:, 40:] + 1),
+}
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_small_products_of_lazy_chunks_hold_no_more_than_dasks(kind):
+    x = da.random.default_rng(1).random((20_000, 100), chunks=(2000, 100))
+    a, b = SMALL[kind](x)
+    with dask.config.set(scheduler="sync"):
+        theirs, ours = a @ b, multimm.matmul(a, b)
+        ours.compute()  # what is made once, such as the plan
+        assert peak_of(ours) < TIMES * peak_of(theirs) + 1_000_000
+        np.testing.assert_allclose(ours.compute(), theirs.compute())
+
+
 def test_blocks_for_consumers_cut_no_short_k():
     """Of 10,000 chunks of A blocks of C in 10 columns are made, and k is not cut for them."""
     a, b = da.ones((10**6, 100), chunks=(100, 100)), da.ones((100, 10), chunks=(100, 10))

@@ -40,7 +40,7 @@ from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
 from multimm.planning.search import NEARLY, Rank, candidates, cut_alike, first_look, ranked
-from multimm.planning.tiling.counts import AS_USUAL, Cut, most_elements
+from multimm.planning.tiling.counts import AS_USUAL, Cut, bounds_blocks, most_elements
 from multimm.planning.tiling.grid import Grid
 
 #: Plans that were seen to take longer than predicted have to be so many times as fast as others, or
@@ -76,6 +76,10 @@ FEWER_WORKERS_BYTES = {"cpu": 0, "gpu": 1e9}
 SMALL_SECONDS = 0.01
 #: ... and whose blocks together are no larger than this: arbitrary.
 SMALL_BYTES = 64_000_000
+#: ... or than this in a process without workers, where operands are made by tasks. One task holds
+#: all of them, and joined once more; blocks hold what Dask's do, in as much processor time: X'Y of
+#: 60000 x 100 in 15 chunks takes 12 MB for 106, and 34 ms for 41. Arbitrary: a plan takes longer.
+SMALL_LAZY_BYTES = 1_000_000
 #: ... and for which no more chunks come from other CPU workers that have made them. One task waits
 #: for them all, and Dask makes them wherever a worker is free; chunks of several blocks are made
 #: where they are multiplied. With 16 that come one task takes no more of two workers' processors
@@ -244,7 +248,9 @@ def is_small(problem: Problem, cluster: ClusterSpec) -> bool:
         return False
     if _fetches(problem, cluster) > SMALL_FETCHES:
         return False
-    return seconds <= SMALL_SECONDS and size <= min(SMALL_BYTES, cluster.budget_bytes)
+    held = problem.awaited and bounds_blocks(cluster)
+    most = SMALL_LAZY_BYTES if held else SMALL_BYTES
+    return seconds <= SMALL_SECONDS and size <= min(most, cluster.budget_bytes)
 
 
 def _fetches(problem: Problem, cluster: ClusterSpec) -> float:

@@ -70,6 +70,11 @@ class Most(NamedTuple):
     stack: int = MOST_ELEMENTS  #: of all matrices that are joined
 
 
+def bounds_blocks(cluster: ClusterSpec) -> bool:
+    """Whether it is a process without workers: what its memory can't hold is not spilled."""
+    return cluster.alone and cluster.slowest.kind == "cpu" and not cluster.slowest.spills
+
+
 def most_elements(problem: Problem, cluster: ClusterSpec) -> Most:
     """How large blocks may be, whatever their sides are.
 
@@ -79,7 +84,7 @@ def most_elements(problem: Problem, cluster: ClusterSpec) -> Most:
     are joined. Workers take larger blocks, for each task costs them a message
     (docs/decisions/memory-and-faults.md).
     """
-    if cluster.slowest.kind == "gpu" or cluster.slowest.spills or not cluster.alone:
+    if not bounds_blocks(cluster):
         return Most()
     least = usual_edges(problem, cluster)[1] ** 2
     a, b = (tuple(map(max, spec.chunks[-2:])) for spec in (problem.a, problem.b))
