@@ -139,3 +139,33 @@ def test_operands_in_other_chunks_are_joined_on_the_gpu(dtype, turned):
     b = b.T if turned else b
     fixed = {"blocks": (100, 90), "slabs": 40}
     same(multimm.matmul(a, b, **fixed).compute(scheduler="sync"), x @ y)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_which_infinity_or_nan_a_product_holds_is_verified(dtype, lazy):
+    """What the kernels make of infinities is what IEEE arithmetic does, and nothing else passes."""
+    x, y = integers((130, 70), 1).astype(dtype), integers((70, 50), 2).astype(dtype)
+    x[3, 5], x[7, 5], y[8, 9], y[10, 49] = np.inf, np.nan, -np.inf, np.nan
+    a, b = (chunked(each, 33) if lazy else cupy.asarray(each) for each in (x, y))
+    c = multimm.matmul(a, b)
+    c = c.compute(scheduler="sync") if lazy else c
+    result = multimm.verify(a, b, c)
+    assert result, str(result)
+    assert "2 rows and 2 columns non-finite" in str(result)
+    for place in ((3, 0), (0, 9)):
+        for value in (np.nan, np.inf, -np.inf):
+            wrong = c.copy()
+            wrong[place] = value
+            right = np.array_equal(wrong.get(), c.get(), equal_nan=True)
+            assert bool(multimm.verify(a, b, wrong)) == right
+
+
+def test_cupy_blocks_are_rounded_to_what_their_array_declares():
+    x = chunked(integers((60, 40), 1).astype("float32"), 20)
+    third = x.map_blocks(lambda own: own.astype("float64") / 3, dtype="float32", meta=x._meta)
+    with pytest.warns(UserWarning, match="it is rounded to that"):
+        c = multimm.matmul(third, third.T).compute(scheduler="sync")
+    assert c.dtype == np.float32
+    right = (integers((60, 40), 1) / 3) @ (integers((60, 40), 1) / 3).T
+    np.testing.assert_allclose(c.get(), right, rtol=1e-5, atol=1e-5)
