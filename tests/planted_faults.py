@@ -141,6 +141,13 @@ PLANNING = (
         "small_chunks golden",
     ),
     Fault(
+        "layouts in place are left out that might be preferred",
+        "planning/choice.py",
+        "return NEARLY * best.seconds + later",
+        "return 0.5 * best.seconds",
+        "golden",
+    ),
+    Fault(
         "other arrangements that look better are not searched for",
         "planning/choice.py",
         "if best <= HOPELESS * rank.seconds:",
@@ -404,6 +411,13 @@ GRAPH = (
         "(uses <= most or change.views)",
         "uses > 0",
         "rearranged -k copied",
+    ),
+    Fault(
+        "a task makes blocks that other tasks take, too",
+        "graph/taken_apart.py",
+        "uses[key] == 1 and",
+        "uses[key] and",
+        "rearranged -k step_before",
     ),
     Fault(
         "a block that a worker needs for both sides is counted twice",
