@@ -8,6 +8,7 @@ product even while the wrappers are in place.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import sys
@@ -133,17 +134,20 @@ class Acceleration(AbstractContextManager[Report]):
     """What `accelerate()` returns: a context manager, and a decorator."""
 
     def __init__(self) -> None:
-        self._entered: list[tuple[Session, Token[Session | None]]] = []
+        self._entered: dict[int, tuple[Session, Token[Session | None]]] = {}
 
     def __enter__(self) -> Report:
         session = Session.begin()
-        self._entered.append((session, SESSION.set(session)))
+        self._entered[id(session)] = session, SESSION.set(session)
         return session.report
 
     def __exit__(self, *_: object) -> None:
-        session, token = self._entered.pop()
+        # Of several threads or tasks that have entered, the one that leaves ends its own session.
+        current = SESSION.get()
+        own = self._entered.pop(id(current), None)
+        session, token = own or self._entered.popitem()[1]
         session.close()
-        if SESSION.get() is not session:
+        if current is not session:
             return  # one that began later goes on: of two generators, say, that run in turns
         try:
             SESSION.reset(token)
@@ -163,8 +167,7 @@ class Acceleration(AbstractContextManager[Report]):
             raise _undecorated(func)
 
         def function(*args: Any, **kwargs: Any) -> Any:
-            with Acceleration():
-                made = func(*args, **kwargs)
+            made = _inside(func, args, kwargs)
             if inspect.isgenerator(made) or inspect.isasyncgen(made):
                 raise _undecorated(made)
             # Of a function that makes one of a coroutine nobody could tell before.
@@ -179,6 +182,21 @@ class Acceleration(AbstractContextManager[Report]):
                 return await func(*args, **kwargs)
 
         return wraps(func)(coroutine if inspect.iscoroutinefunction(func) else function)
+
+
+def _inside(func: Function, args: Args, kwargs: Kwargs) -> Any:
+    """What a function returns that is called inside: a task that goes on stays there."""
+    session, made = Session.begin(), None
+    token = SESSION.set(session)
+    try:
+        made = func(*args, **kwargs)
+    finally:
+        SESSION.reset(token)
+        if asyncio.isfuture(made) and not made.done():
+            made.add_done_callback(lambda _: session.close())
+        else:
+            session.close()
+    return made
 
 
 def _undecorated(func: Any) -> OptionError:
@@ -205,8 +223,9 @@ def accelerate() -> Acceleration:
     inside. Sessions nest, and Dask is as before when the last one has ended, by an exception
     too.
 
-    Also a decorator, ``@multimm.accelerate()``, of functions, methods and coroutine functions. A
-    generator shares the context of its caller: in one, put the ``with`` around each step.
+    Also a decorator, ``@multimm.accelerate()``, of functions, methods and coroutine functions, and
+    of those that return an asyncio task or future, which is inside until it is done. A generator
+    shares the context of its caller: in one, put the ``with`` around each step.
 
     Returns
     -------

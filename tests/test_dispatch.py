@@ -12,6 +12,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+import tornado.gen
 from dask.array import routines
 from dask.blockwise import Blockwise
 
@@ -521,6 +522,52 @@ def test_sessions_that_end_in_any_order(x):
     assert untouched()
 
 
+@pytest.mark.parametrize("second_leaves_first", [False, True])
+def test_one_session_object_in_two_threads_ends_each_where_it_began(x, second_leaves_first):
+    one, found = multimm.accelerate(), {}
+    turns = [threading.Event() for _ in range(4)]  # entered, entered, left, left
+
+    def enter(n, last):
+        if n:
+            assert turns[0].wait(10)
+        with one:
+            turns[n].set()
+            assert turns[2 if last else 1].wait(10)
+            found[n, "inside"] = ours(x @ x.T)
+        found[n, "behind"] = ours(x @ x.T)
+        turns[3 if last else 2].set()
+
+    threads = [threading.Thread(target=enter, args=(n, n != second_leaves_first)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {
+        (n, where): where == "inside" for n in (0, 1) for where in ("inside", "behind")
+    }
+
+
+def test_a_task_that_a_decorated_function_returns_is_inside_until_it_is_done(x):
+    async def later():
+        await asyncio.sleep(0)
+        return ours(x @ x.T)
+
+    @tornado.gen.coroutine
+    def in_steps():
+        yield tornado.gen.sleep(0)
+        return ours(x @ x.T)
+
+    async def main():
+        tasks = [
+            multimm.accelerate()(func)()
+            for func in (lambda: asyncio.create_task(later()), in_steps)
+        ]
+        without = ours(x @ x.T)
+        return [await task for task in tasks], without, ours(x @ x.T)
+
+    assert asyncio.run(main()) == ([True, True], False, False)
+
+
 def test_functions_that_are_kept_do_what_dask_does_and_travel_to_other_processes(x):
     with multimm.accelerate():
         assert pickle.loads(pickle.dumps(da.matmul)) is da.matmul
@@ -531,6 +578,14 @@ def test_functions_that_are_kept_do_what_dask_does_and_travel_to_other_processes
         assert ours(kept(x, x.T))
     copy = cloudpickle.loads(cloudpickle.dumps(kept))
     np.testing.assert_array_equal(copy(x, x.T).compute(), (x @ x.T).compute())
+
+
+def test_a_decorated_function_travels_to_other_processes(x):
+    def taken():
+        y = da.ones((4, 4), chunks=2)
+        return any(name.startswith("multimm") for name in (y @ y).dask.layers)
+
+    assert cloudpickle.loads(cloudpickle.dumps(multimm.accelerate()(taken)))()
 
 
 def test_as_a_decorator_of_a_coroutine_function(x):
