@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from multimm.errors import ArrayTypeError
+from multimm.errors import ArrayTypeError, kind_of
 
 #: Kinds of NumPy whose elements are those of an ndarray. Their subclasses may be anything.
 ALIKE = (np.matrix, np.memmap, np.recarray)
@@ -40,11 +40,6 @@ def plain(block: Any, of: str = "a block of an operand", advice: str = "") -> An
     raise ArrayTypeError(
         f"{of} is {given}: multimm multiplies dense arrays of NumPy and CuPy; {todo}"
     )
-
-
-def kind_of(x: Any) -> str:
-    """The name of its type, for messages."""
-    return f"{type(x).__module__}.{type(x).__qualname__}"
 
 
 def dense_form(x: Any, name: str, lazy: bool = False) -> str:

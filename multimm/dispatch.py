@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 Function = Callable[..., Any]
 
 
-@dataclass
+@dataclass(eq=False)
 class Session:
     """One `with accelerate()`; ended sessions linger in contexts that were copied from it."""
 
@@ -134,18 +134,18 @@ class Acceleration(AbstractContextManager[Report]):
     """What `accelerate()` returns: a context manager, and a decorator."""
 
     def __init__(self) -> None:
-        self._entered: dict[int, tuple[Session, Token[Session | None]]] = {}
+        self._entered: dict[Session, Token[Session | None]] = {}
 
     def __enter__(self) -> Report:
         session = Session.begin()
-        self._entered[id(session)] = session, SESSION.set(session)
+        self._entered[session] = SESSION.set(session)
         return session.report
 
     def __exit__(self, *_: object) -> None:
         # Of several threads or tasks that have entered, the one that leaves ends its own session.
         current = SESSION.get()
-        own = self._entered.pop(id(current), None)
-        session, token = own or self._entered.popitem()[1]
+        session = current if current in self._entered else [*self._entered][-1]
+        token = self._entered.pop(session)
         session.close()
         if current is not session:
             return  # one that began later goes on: of two generators, say, that run in turns

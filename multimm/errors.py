@@ -119,6 +119,11 @@ def integer(value: Any) -> int | None:
         return None
 
 
+def kind_of(x: object) -> str:
+    """The name of its type, for messages."""
+    return f"{type(x).__module__}.{type(x).__qualname__}"
+
+
 def one_line(error: BaseException) -> str:
     """An error's text without line breaks, or its type where it has none."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -18,8 +18,15 @@ import numpy as np
 from dask.base import is_dask_collection
 
 from multimm import sources
-from multimm.blocks import ALIKE, dense_form, is_dense, is_sparse, kind_of, plain
-from multimm.errors import ArrayTypeError, ClusterError, DTypeError, OptionError, ShapeError
+from multimm.blocks import ALIKE, dense_form, is_dense, is_sparse, plain
+from multimm.errors import (
+    ArrayTypeError,
+    ClusterError,
+    DTypeError,
+    OptionError,
+    ShapeError,
+    kind_of,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike

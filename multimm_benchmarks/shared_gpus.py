@@ -26,7 +26,7 @@ def shared_gpus(workers: int) -> Iterator[Any]:
     """
     from multimm.cluster.client import ClusterClient, set_up_cluster
     from multimm.cluster.options import StartOptions
-    from multimm.cluster.plugins.gc_policy import SeldomGarbage
+    from multimm.cluster.plugins.gc_policy import SeldomGarbage, is_wanted
     from multimm.cluster.start import CONNECT_SECONDS, on_gpus
 
     gpus = visible_gpus()
@@ -36,7 +36,8 @@ def shared_gpus(workers: int) -> Iterator[Any]:
     cluster = _cluster_class()(n_workers=workers, **on_gpus(options))
     client = ClusterClient(cluster, timeout=CONNECT_SECONDS, security=None)
     try:
-        set_up_cluster(client, SeldomGarbage(), overlap=True)
+        garbage = (SeldomGarbage(),) if is_wanted(None) else ()
+        set_up_cluster(client, *garbage, overlap=True)
         yield client
     finally:
         client.close()  # and the cluster

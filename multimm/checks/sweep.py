@@ -107,8 +107,8 @@ def recompute(job: Job, places: Sequence[Row], columns: bool = False) -> Found:
         widest, seen = max(widest, table[:, -2].max()), seen + table[:, -1].sum()
         if ratio > worst:
             start = sum(job.c.chunks[-1][:block])
-            place = (*batch, rows[int(row)], start + int(column))
-            place = (*place[:-2], *place[:-3:-1]) if columns else place
+            along = rows[int(row)], start + int(column)
+            place = (*batch, *(along[::-1] if columns else along))
             worst, reason = float(ratio), f"c[{', '.join(map(str, place))}] is wrong"
             if bound != 0:  # of integers and bool
                 reason += f": off by {error:.2g} where {bound:.2g} is allowed"

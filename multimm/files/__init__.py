@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from multimm.errors import ArrayTypeError, FileFormatError
+from multimm.errors import ArrayTypeError, FileFormatError, kind_of
 from multimm.files import hdf5, identity, npy, raw, remote, zarr
 from multimm.files.cf_attributes import warn
 from multimm.files.output import hdf5 as output_hdf5
@@ -75,9 +75,8 @@ def _text(path: Any, dataset: Any) -> str:
     """The path as text."""
     if not isinstance(path, str | bytes | os.PathLike):
         raise ArrayTypeError(
-            f"a {type(path).__module__}.{type(path).__qualname__} where a path is needed: give the "
-            "name of a file; what is open already is an operand of multimm.matmul, or goes to "
-            "dask.array.from_array"
+            f"a {kind_of(path)} where a path is needed: give the name of a file; what is open "
+            "already is an operand of multimm.matmul, or goes to dask.array.from_array"
         )
     if not isinstance(dataset, str | None):
         raise ArrayTypeError(f"dataset={dataset!r}: the name of an array is needed, as text")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from multimm.blocks import ALIKE
-from multimm.errors import ArrayTypeError, ShapeError
+from multimm.errors import ArrayTypeError, ShapeError, kind_of
 from multimm.gpu.arrays import is_cupy
 from multimm.gpu.dtypes import accumulate_dtype, result_dtype, scaled_dtype
 from multimm.gpu.integers import gemm as integers
@@ -184,8 +184,8 @@ def _kind(name: str, x: Array) -> str:
     if is_cupy(x):
         return "cupy"
     raise ArrayTypeError(
-        f"{name} is a {type(x).__module__}.{type(x).__qualname__}: NumPy and CuPy arrays are "
-        "allowed, masked and sparse ones are not; convert it first"
+        f"{name} is a {kind_of(x)}: NumPy and CuPy arrays are allowed, masked and sparse ones are "
+        "not; convert it first"
     )
 
 

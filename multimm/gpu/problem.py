@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
+from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError, kind_of
 from multimm.gpu.arrays import is_cupy
 from multimm.gpu.emulated.packed import PackedBlock
 from multimm.gpu.runtime.workspace import not_captured
@@ -306,8 +306,7 @@ def check_arrays(given: dict[str, Array], dtype: DTypeLike, device: int | None =
     for name, x in given.items():
         if not is_cupy(x):
             raise ArrayTypeError(
-                f"{name} is a {type(x).__module__}.{type(x).__qualname__}: the kernels take CuPy "
-                "arrays; move it with cupy.asarray"
+                f"{name} is a {kind_of(x)}: the kernels take CuPy arrays; move it with cupy.asarray"
             )
         if x.dtype != dtype:
             raise DTypeError(

@@ -161,8 +161,7 @@ def _searched_for(problem: Problem, cluster: ClusterSpec, options: Options) -> d
     """
     a, b = problem.a, problem.b
     plain = problem.c is None and not (problem.same or problem.awaited or options.given)
-    few = (a.owners or b.owners) and a.blocks + b.blocks <= FEW_CHUNKS
-    if cluster.slowest.kind == "cpu" or not (plain and few):
+    if not (plain and (a.owners or b.owners) and _few_on_gpus(problem, cluster)):
         return candidates(problem, cluster, options)
     anywhere = replace(problem, a=replace(a, owners=()), b=replace(b, owners=()))
     best = _best_anywhere(anywhere, cluster)
@@ -205,14 +204,19 @@ def _at_once(
     later = inf if rank.too_large else rank.seconds - at_least(problem, cluster)
     if later <= SEARCH_S[cluster.slowest.kind]:
         return found
-    few = problem.a.blocks + problem.b.blocks <= FEW_CHUNKS
-    if cluster.slowest.kind == "cpu" or not few or later > PROBED_S:
+    if not _few_on_gpus(problem, cluster) or later > PROBED_S:
         return {}
     probes = [cut_alike(problem, cluster, Options(), cut) for cut in PROBES]
     best = min(own.seconds for ranks in probes for own in ranks.values())
     if best <= HOPELESS * rank.seconds:
         return {}
     return found | parts_in_place(problem, cluster)
+
+
+def _few_on_gpus(problem: Problem, cluster: ClusterSpec) -> bool:
+    """Whether so few chunks lie on GPUs that a search may take longer than what it gains."""
+    few = problem.a.blocks + problem.b.blocks <= FEW_CHUNKS
+    return few and cluster.slowest.kind == "gpu"
 
 
 def _is_little(problem: Problem, cluster: ClusterSpec) -> bool:
@@ -256,7 +260,7 @@ def is_small(problem: Problem, cluster: ClusterSpec) -> bool:
 def _fetches(problem: Problem, cluster: ClusterSpec) -> float:
     """Chunks that one of the CPU workers would fetch, of those that tasks make anywhere.
 
-    None where blocks for all workers would have parts of chunks.
+    0 where blocks for all workers would have parts of chunks.
     """
     blocks = len(problem.a.chunks[-2]) * len(problem.b.chunks[-1])
     if not problem.awaited or cluster.slowest.kind == "gpu" or blocks < cluster.workers:

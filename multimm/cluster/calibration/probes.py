@@ -47,8 +47,8 @@ async def product_rate(
 ) -> float:
     """Runs on a worker: GFLOP/s of block products in all threads that tasks run in.
 
-    Once its warm-up is over, which holds the interpreter between two products: in the first half
-    second behind `start()` an H200 seemed to reach 21 and 40 TFLOP/s in place of 53.5.
+    Once its warm-up is over: right behind `start()` an H200 seemed to reach 21 and 40 TFLOP/s in
+    place of 53.5.
     """
     from multimm.cluster.plugins.warmup import wait_until_over
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from multimm.errors import ArrayTypeError, OptionError
+from multimm.errors import ArrayTypeError, OptionError, kind_of
 from multimm.gpu.arch import RESIDUAL_CAP
 from multimm.gpu.emulated.configs import PARTS, SPLIT_K
 from multimm.gpu.runtime.launch import kernel_for
@@ -160,8 +160,8 @@ def check_pair(a: Any, b: Any) -> None:
     for name, x in (("a", a), ("b", b)):
         if not isinstance(x, PackedBlock):
             raise ArrayTypeError(
-                f"{name} is a {type(x).__module__}.{type(x).__qualname__}: pack it first, with "
-                f'multimm.gpu.pack({name}, side="{name}")'
+                f"{name} is a {kind_of(x)}: pack it first, with multimm.gpu.pack({name}, "
+                f'side="{name}")'
             )
         if x.side != name:
             raise OptionError(f'{name} was packed as operand "{x.side}": pack it for side "{name}"')

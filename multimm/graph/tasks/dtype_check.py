@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from multimm.blocks import plain
-from multimm.errors import ArrayTypeError, DTypeError
+from multimm.errors import ArrayTypeError, DTypeError, kind_of
 from multimm.graph.block_task import Block
 
 DType = np.dtype[Any] | None
@@ -51,7 +51,7 @@ def as_declared(block: Block, dtype: DType, of: str = "an operand", rounded: boo
         return block
     held = getattr(block, "dtype", None)
     if held is None:
-        kind = f"a {type(block).__module__}.{type(block).__qualname__}"
+        kind = f"a {kind_of(block)}"
         raise ArrayTypeError(
             f"a block of {of} is {'None' if block is None else kind}, its array says "
             f"{dtype}: have the task that makes it return a NumPy or CuPy array"
