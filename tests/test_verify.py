@@ -195,6 +195,22 @@ def test_realistic_faults_are_found(typical, fault, chunked, monkeypatch):
     assert str(result).startswith("WRONG")
 
 
+@pytest.mark.parametrize("shape", [(40, 3000), (3000, 40), (300, 400)])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "complex64"])
+def test_what_is_looked_at_does_not_depend_on_strips(shape, dtype, monkeypatch):
+    """Nor on which edge of a block they are cut along: the longer one."""
+    rng = np.random.default_rng(3)
+    a, b = (rng.normal(scale=9, size=at).astype(dtype) for at in (shape, shape[::-1]))
+    c = np.where(rng.random((shape[0],) * 2) < 0.01, np.nan if dtype != "int64" else 7, a @ b)
+    of = a @ b, c.astype(dtype)
+    whole = [verify(a, b, c, seed=1) for c in of]
+    monkeypatch.setattr(tasks, "STRIP", 999)
+    for one, two in zip(whole, (verify(a, b, c, seed=1) for c in of), strict=True):
+        assert (one.ok, one.recomputed, one.unchecked) == (two.ok, two.recomputed, two.unchecked)
+        assert one.detects == pytest.approx(two.detects)
+        assert one.largest == two.largest
+
+
 def rounded(x, bits):
     """To significands of so many bits, ties away from zero."""
     half = np.uint32(1 << 23 - bits)

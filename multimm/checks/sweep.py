@@ -56,14 +56,13 @@ def sweep(job: Job, seed: int, hidden: Any = None) -> Swept:
     """
     rule = job.rule
     vectors = da.from_array(_vectors(job, seed, hidden), chunks=-1)
-    exact = rule.kind == "int"
-    width, total = (rule.rounds + 1, add) if exact else (rule.rounds + len(STATS), add_stats)
-    parts = [_contract(sketch_rows, job, job.c, vectors, width, total)]
+    width = rule.rounds + (1 if rule.kind == "int" else len(STATS))
+    parts = [_contract(sketch_rows, job, job.c, vectors, width, add_stats)]
     if rule.alpha:
-        sketch = _contract(sketch_rows, job, job.b, vectors, width, total)
+        sketch = _contract(sketch_rows, job, job.b, vectors, width, add_stats)
         parts.append(_contract(product_rows, job, job.a, sketch, width, add))
     if rule.beta:
-        parts.append(_contract(sketch_rows, job, job.c0, vectors, width, total))
+        parts.append(_contract(sketch_rows, job, job.c0, vectors, width, add_stats))
     verdicts = compute(_side_by_side(judge, parts, WIDTH, rule))[0]
     columns = verdicts.reshape(-1, WIDTH).T
     counted = ("wrong", "suspects", "open", "apart", "seen", "lost", "wrapped")

@@ -57,32 +57,61 @@ def declared(block: Any, dtype: np.dtype[Any], block_info: Any = None) -> Any:
     return block
 
 
-def _in_strips(task: _Task) -> _Task:
-    """Have a task look at some rows of its block at a time: each has a row of the result.
-
-    With ``hosted=True`` each strip is brought to the worker's GPU. Rows are NumPy's.
-    """
-
-    @functools.wraps(task)
-    def run(block: Any, other: Any, rule: Rule, hosted: bool = False) -> Any:
-        block = plain(block, "a block that is checked")
-
-        def look(strip: Any) -> Any:
-            return to_numpy(task(strip, other, rule))
-
-        there = functools.partial(on_device, look) if hosted and block.size else look
-        rows = block.shape[-2]
-        step = max(1, STRIP * rows // max(1, block.size))
-        strips = [block[..., at : at + step, :] for at in range(0, rows, step)]
-        if len(strips) < 2:
-            return there(block)
-        return np.concatenate([there(strip) for strip in strips], axis=-3)
-
-    return run
+@checking
+def add(block: Any, axis: Any, keepdims: bool) -> Any:
+    """Add over block columns."""
+    return block.sum(axis=axis, keepdims=keepdims)
 
 
 @checking
-@_in_strips
+def add_stats(block: Any, axis: Any, keepdims: bool) -> Any:
+    """Add over block columns, except that the peak of STATS, if there are any, is the largest."""
+    total = block.sum(axis=axis, keepdims=keepdims)
+    if block.dtype.kind == "u":
+        return total
+    peak = STATS.index("peak") - len(STATS)
+    total[..., peak] = block[..., peak].real.max(axis=axis, keepdims=keepdims)
+    return total
+
+
+def _in_strips(total: _Task) -> Callable[[_Task], _Task]:
+    """Have a task look at a strip of its block at a time, along the block's longer edge.
+
+    Rows of the result stand side by side, columns of the block are added by `total`. So the other
+    operand, which lies on the host, goes to the block's GPU a few times at most: 16 rows of a
+    million columns at a time took it there 128 times. With ``hosted=True`` each strip is brought to
+    the worker's GPU. Results are NumPy's.
+    """
+
+    def wrapped(task: _Task) -> _Task:
+        @functools.wraps(task)
+        def run(block: Any, other: Any, rule: Rule, hosted: bool = False) -> Any:
+            block = plain(block, "a block that is checked")
+
+            def look(strip: Any, other: Any) -> Any:
+                def here(strip: Any) -> Any:
+                    return to_numpy(task(strip, other, rule))
+
+                return on_device(here, strip) if hosted and block.size else here(strip)
+
+            rows, columns = block.shape[-2:]
+            longer = max(rows, columns)
+            step = max(1, STRIP * longer // max(1, block.size))
+            cuts = [slice(at, at + step) for at in range(0, longer, step)]
+            if len(cuts) < 2:
+                return look(block, other)
+            if rows >= columns:
+                return np.concatenate([look(block[..., at, :], other) for at in cuts], axis=-3)
+            parts = [look(block[..., at], other[..., at, :]) for at in cuts]
+            return total(np.concatenate(parts, axis=-2), axis=parts[0].ndim - 2, keepdims=True)
+
+        return run
+
+    return wrapped
+
+
+@checking
+@_in_strips(add_stats)
 def sketch_rows(block: Any, vectors: Any, rule: Rule) -> Any:
     """(rows, columns) @ (columns, rounds) and STATS; a new axis stands for the block column."""
     values = block.astype(rule.dtype)
@@ -111,7 +140,7 @@ def _used(values: Any, keep: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 @checking
-@_in_strips
+@_in_strips(add)
 def product_rows(block: Any, sketch: Any, rule: Rule) -> Any:
     """A block of A times the sketch of the rows of B that it meets, and SIZES.
 
@@ -155,7 +184,7 @@ def hidden(block: Any) -> Any:
 
 
 @checking
-@_in_strips
+@_in_strips(add)
 def exact_rows(block: Any, rows: Any, rule: Rule) -> Any:
     """A block of B^T times a few rows of A (as columns), and the same of absolute values.
 
@@ -180,18 +209,3 @@ def _sizes(values: Any) -> Any:
 def keep(block: Any, axis: Any, keepdims: bool) -> Any:
     """Leave a block to the step that adds (one block column each, so nothing to add yet)."""
     return block
-
-
-@checking
-def add(block: Any, axis: Any, keepdims: bool) -> Any:
-    """Add over block columns."""
-    return block.sum(axis=axis, keepdims=keepdims)
-
-
-@checking
-def add_stats(block: Any, axis: Any, keepdims: bool) -> Any:
-    """Add over block columns, except that the peak is the largest one."""
-    total = block.sum(axis=axis, keepdims=keepdims)
-    peak = STATS.index("peak") - len(STATS)
-    total[..., peak] = block[..., peak].real.max(axis=axis, keepdims=keepdims)
-    return total
