@@ -10,9 +10,13 @@ from multimm.planning.hardware import ClusterSpec
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import ceil_div
 
-#: Of partial products, for each chunk of an operand that a worker fetches: 90 of 0.2 MB took each
-#: of two H200s 0.1 s.
-ARRIVE_S = 1.2e-3
+#: For each block of an operand that a worker fetches before its first product, beside its bytes:
+#: one of 1 MB to 1 GB took 2 ms more than its bytes would between two idle H200s, each of four of
+#: 64 or 256 MB 2.5.
+FETCH_S = {"gpu": 2e-3, "cpu": 1.2e-3}
+#: The same of those that it fetches beside products: blocks of 309 and 461 MB came one after
+#: another, and took 6 ms more each. On CPUs a byte's time has it.
+BESIDE_S = {"gpu": 4e-3, "cpu": 0.0}
 
 
 def link_rate(layout: Schedule, cluster: ClusterSpec) -> float:
@@ -31,10 +35,20 @@ def arrivals(
     """
     rate = link_rate(layout, cluster)
     if layout.in_place is None:
-        return moved / rate, _waiting(layout, cluster, product)
+        fetched = moved / _block_bytes(layout) * BESIDE_S[cluster.slowest.kind]
+        return moved / rate + fetched, _waiting(layout, cluster, product)
     chunks, nbytes = layout.in_place.arriving
-    first = cluster.link.latency_s * (chunks > 0) + ARRIVE_S * chunks + nbytes / rate
+    fetched = FETCH_S[cluster.slowest.kind] * chunks
+    first = cluster.link.latency_s * (chunks > 0) + fetched + nbytes / rate
     return max(0.0, moved - nbytes) / rate, first
+
+
+def _block_bytes(layout: Schedule) -> float:
+    """Bytes of a block of the operands, on average."""
+    count = len(layout.row_sizes) + ("b" in layout.roles) * len(layout.n_blocks)
+    specs = [(layout.spec(x), layout.operands.width(x)) for x in layout.roles]
+    nbytes = sum(spec.nbytes // spec.itemsize * width for spec, width in specs)
+    return max(1.0, nbytes / (count * len(layout.k_tiles)))
 
 
 def _waiting(layout: Schedule, cluster: ClusterSpec, product: float) -> float:
