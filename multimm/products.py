@@ -121,10 +121,11 @@ class Product(NamedTuple):
             made = self._lazy(answer)
         else:
             made = multiply.gemm(self.a, self.b, c=self.c, step=self.step)
+        # Note: an index makes a scalar of a (1, 1) chunk, where Dask's product has an array.
         if self.vectors[0]:
-            made = made[..., 0, :]
+            made = made.squeeze(-2)
         if self.vectors[1]:
-            made = made[..., 0]
+            made = made.squeeze(-1)
         # Of two vectors NumPy makes a scalar, CuPy and Dask an array of 0 dimensions.
         return made if made.ndim else made[()]
 

@@ -185,6 +185,9 @@ def test_two_vectors_of_numpy_make_a_scalar(dtype):
     lazy = multimm.matmul(da.from_array(x, 2), x)
     assert isinstance(lazy, da.Array)
     assert lazy.ndim == 0
+    plain = da.matmul(da.from_array(x, 2), x).compute()
+    assert type(lazy.compute()) is type(plain)  # an array of 0 dimensions
+    assert lazy.compute() == right
     assert type(multimm.matmul(x[None], x)) is np.ndarray
 
 
