@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import operator
+import re
 import shlex
 import sys
 import unicodedata
@@ -17,7 +18,13 @@ from urllib.parse import unquote, urlsplit
 
 
 class MultimmError(Exception):
-    """Base of every error that multimm raises on purpose."""
+    """Base of every error that multimm raises on purpose.
+
+    Messages name addresses, and are copied into logs and reports: `without_secrets`.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(without_secrets(message))
 
 
 class ShapeError(MultimmError, ValueError):
@@ -142,6 +149,38 @@ def callers_level() -> int:
     while frame.f_back and f"{frame.f_globals.get('__name__')}.".startswith(ours):
         frame, level = frame.f_back, level + 1
     return level
+
+
+#: Who asks, as an address says it: all before the last @ of its host. A secret key may have slashes
+#: in it; what is in front of one and looks like a port is one.
+_USER = re.compile(r"""(?<=://)(?:[^\s/?#'"]+|[^\s/?#:@\['"]+:(?!\d+[/?#])[^\s@'"]+)@""")
+#: Signatures and tokens in the query of an address.
+_SIGNED = re.compile(
+    r"""([?&][\w.%-]*(?:sig|token|secret|passw|credential|key|auth)[\w.%-]*=)([^&\s'"#]*[^&\s'"#:)])""",
+    re.IGNORECASE,
+)
+#: Characters of a secret that is looked for where it is in no address; arbitrary.
+_LONG = 6
+
+
+def without_secrets(text: str) -> str:
+    """Text whose addresses have no user names, passwords, keys or signatures.
+
+    Libraries repeat parts of an address, so these are left out elsewhere in the text, too.
+
+    >>> print(without_secrets("s3://key:secret@bucket/x.npy: no bucket 'key:secret@bucket'"))
+    s3://***@bucket/x.npy: no bucket 'key:***@bucket'
+    """
+    if "://" not in text:
+        return text
+    secrets = {value for _, value in _SIGNED.findall(text)}
+    for user in _USER.findall(text):
+        password = user[:-1].partition(":")[2]
+        secrets |= {password, unquote(password), *password.split("/")}
+    text = _SIGNED.sub(r"\1***", _USER.sub("***@", text))
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "***") if len(secret) >= _LONG else text
+    return text
 
 
 #: Characters that turn the direction of text, so that it reads as something else than it is.

@@ -501,6 +501,8 @@ def test_a_listener_that_is_no_scheduler_does_not_hang(caplog):
         ({"address": "tcp://host:1", "timeout": "soon"}, "timeout='soon'"),
         ({"address": ""}, "host and port"),
         ({"address": "somewhere"}, "host and port"),
+        ({"address": "tcp://me:hidden@host:1"}, r"tcp://\*\*\*@host:1: Dask takes no user"),
+        ({"address": "me:hidden@host"}, r"tcp://\*\*\*@host: Dask takes no user"),
         ({"address": "tcp://host:port"}, "host and port"),
         ({"address": "tls://host:1"}, "security="),
         ({"address": "tcp://host:1", "timeout": 0}, "timeout=0"),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
+import traceback
+from io import StringIO
 from types import SimpleNamespace
 
+import dask
 import fsspec
 import h5py
 import numpy as np
@@ -13,6 +17,7 @@ import pytest
 import s3fs
 import zarr
 from commands import python
+from distributed import Client, LocalCluster
 
 import multimm
 from multimm import io
@@ -223,6 +228,58 @@ def test_a_certificate_nobody_knows_is_refused_and_one_from_the_environment_is_n
         )
         run = python("-c", code, env={"SSL_CERT_FILE": str(certificate)})
         assert run.stdout.split() == [str(A.sum())], run.stderr
+
+
+SECRET = "hunter2/secret"
+
+
+@pytest.mark.parametrize(
+    "address", [f"s3://AKIA:{SECRET}@bucket/x.npy", f"https://h/x.zarr?X-Amz-Signature={SECRET}"]
+)
+def test_secrets_of_an_address_are_not_repeated(address, tmp_path):
+    text = refusal(lambda: io.save_array(A, address))
+    assert text.startswith(address.replace(SECRET, "***").replace("AKIA:", ""))
+    run = python("-m", "multimm", "matmul", address, address, address)
+    assert run.returncode == 2
+    assert SECRET not in run.stderr
+
+
+@pytest.fixture
+def log():
+    """What Dask's workers log."""
+    written = StringIO()
+    handler = logging.StreamHandler(written)
+    logging.getLogger("distributed").addHandler(handler)
+    yield written.getvalue
+    logging.getLogger("distributed").removeHandler(handler)
+
+
+@parts
+@pytest.mark.parametrize("scheduler", ["threads", "distributed"])
+def test_what_goes_wrong_keeps_its_type_and_its_secret(folder, name, scheduler, log):
+    objects = files(folder, date=None, tags=False)
+    with (
+        object_server.served(objects) as address,
+        LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster,
+        Client(cluster),
+        dask.config.set(scheduler=scheduler),
+    ):
+        private = address.replace("://", "://AKIA:hunter2@") + f"/{name}"
+        shown = address.replace("://", "://***@") + f"/{name}"
+        with pytest.warns(UserWarning, match="nothing says when") as warned:
+            x = io.open_array(private, chunks=2)
+        np.testing.assert_array_equal(x.compute(), A)
+        told = [str(one.message) for one in warned]
+        told += [repr(task.args) for task in dict(x.dask).values()]
+        objects.refused.add(PARTS[name])
+        for lazy in (x, multimm.matmul(x, x.T, blocks=2, slabs=2)):
+            with pytest.raises(FileFormatError) as caught:
+                lazy.compute()
+            assert str(caught.value).startswith(shown)
+            told.append("".join(traceback.format_exception(caught.value)))
+    text = "".join([*told, log()])
+    assert "hunter2" not in text
+    assert "AKIA" not in text
 
 
 def test_a_missing_package_is_named():

@@ -30,7 +30,7 @@ from multimm.cli.terminal import (
     say,
     stderr_held_back,
 )
-from multimm.errors import KernelError, MultimmError, cause, one_line, printable
+from multimm.errors import KernelError, MultimmError, cause, one_line, printable, without_secrets
 
 #: Command -> the module in this package that holds a click command of the same name.
 COMMANDS = ("matmul", "plan", "demo", "doctor", "tune", "bench", "report")
@@ -115,7 +115,7 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return error.format_message(), error.exit_code
     text, code = _reason(error)
-    return f"multimm: {printable(text)}" if text else "", code
+    return f"multimm: {printable(without_secrets(text))}" if text else "", code
 
 
 def _reason(error: BaseException) -> tuple[str, int]:

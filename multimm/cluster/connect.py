@@ -174,6 +174,12 @@ def _connected(address: str, timeout: float, security: Security | None) -> Clien
 def _check(address: str, timeout: float, security: Security | None) -> str:
     scheme, _, rest = address.rpartition("://")
     host, _, port = rest.rpartition(":")
+    if "@" in rest:
+        shown = f"{scheme or 'tcp'}://***@{rest.rpartition('@')[2]}"
+        raise OptionError(
+            f"scheduler address {shown}: Dask takes no user and password; leave them out, and "
+            "give security=distributed.Security(...) with a tls:// address to show who you are"
+        )
     if not host or not port.isdigit():
         raise OptionError(
             f"scheduler address {address!r}: host and port are needed, such as tcp://host:8786"

@@ -19,7 +19,15 @@ from multimm.files import hdf5, identity, npy, raw, remote, zarr
 from multimm.files.cf_attributes import warn
 from multimm.files.output import hdf5 as output_hdf5
 from multimm.files.output import zarr as output_zarr
-from multimm.files.stored import HOLDS, NUMERIC_KINDS, Location, StoredMatrix, Where, reason
+from multimm.files.stored import (
+    HOLDS,
+    NUMERIC_KINDS,
+    Location,
+    StoredMatrix,
+    Where,
+    causes_stay,
+    reason,
+)
 
 
 def whole(matrix: StoredMatrix, _: Where) -> StoredMatrix:
@@ -176,6 +184,7 @@ def _whole(text: str) -> bool:
     return inside is None and os.path.isdir(os.path.dirname(text) or os.curdir)
 
 
+@causes_stay
 def inspect(place: Location) -> StoredMatrix:
     """Read shape, dtype and storage chunks of the matrix at `place`, and no element.
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from multimm.errors import FileFormatError, callers_level, printable
+from multimm.errors import FileFormatError, callers_level, printable, without_secrets
 from multimm.files.stored import Location
 
 #: What changes all values -> the number that changes none.
@@ -86,7 +86,7 @@ def check_meaning(
 
 def warn(text: str) -> None:
     """Warn whoever calls multimm, in a text that may have names from files."""
-    warnings.warn(printable(text), UserWarning, stacklevel=callers_level())
+    warnings.warn(printable(without_secrets(text)), UserWarning, stacklevel=callers_level())
 
 
 def carried(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from multimm.errors import FileFormatError, ShapeError
 from multimm.failures import current_worker, named
 from multimm.files import FORMATS, raw
 from multimm.files.identity import check
-from multimm.files.stored import StoredMatrix, Where, reason
+from multimm.files.stored import StoredMatrix, Where, causes_stay, reason
 from multimm.gpu.arrays import by_dask_cuda, to_numpy
 from multimm.gpu.transfer.pinned_copy import threads_beside_a_gpu, to_device
 from multimm.graph.block_task import check_shape
@@ -48,6 +48,7 @@ WRITTEN = "what is written"
 
 
 @named
+@causes_stay
 def read_block(matrix: StoredMatrix, index: Where, gpu: bool = False) -> Any:
     """One block of a stored matrix, as a NumPy (or CuPy) array of its own."""
     try:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from multimm.errors import FileFormatError
+from multimm.errors import FileFormatError, without_secrets
 from multimm.files import remote
 
 State = tuple[int | str, ...]
@@ -34,6 +34,9 @@ class Source(NamedTuple):
 
     path: str
     state: State
+
+    def __repr__(self) -> str:
+        return without_secrets(f"Source({self.path!r}, {self.state!r})")
 
 
 def of_stat(path: str, found: os.stat_result) -> State:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import errno
+import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from multimm.errors import FileFormatError, how_to_install
+from multimm.errors import FileFormatError, how_to_install, without_secrets
 from multimm.files import remote
 from multimm.files.identity import Source
 from multimm.planning.matrix import Storage
 
 Where = tuple[slice, ...]
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
 
 #: Kinds of NumPy dtype that a product is defined for: booleans, integers, floats, complex.
 NUMERIC_KINDS = "biufc"
@@ -48,6 +51,9 @@ class Location:
         """Whether it lies behind fsspec."""
         return remote.is_remote(self.path)
 
+    def __repr__(self) -> str:
+        return without_secrets(f"Location({self.path!r}, {self.suffix!r}, {self.dataset!r})")
+
     def __str__(self) -> str:
         return self.name if self.dataset is None else f"{self.name}:{self.dataset}"
 
@@ -59,6 +65,9 @@ class Inside:
     path: str  #: the file that it lies in
     name: str  #: its path in there
     raw: str = ""  #: folder that relative paths of its raw files begin at; empty without such
+
+    def __repr__(self) -> str:
+        return without_secrets(f"Inside({self.path!r}, {self.name!r}, {self.raw!r})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +102,34 @@ class StoredMatrix:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+def causes_stay(call: Callable[Given, Made]) -> Callable[Given, Made]:
+    """Have a function's errors of a remote matrix, or place, come without those behind them.
+
+    Those name addresses with passwords, and aiohttp's do not travel between processes.
+    """
+
+    @functools.wraps(call)
+    def run(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        try:
+            return call(*args, **kwargs)
+        except FileFormatError as error:
+            given: Any = args[0]
+            if not getattr(given, "place", given).remote:
+                raise
+            failed = error
+        failed.__cause__ = failed.__context__ = None
+        raise failed  # behind the `except`, which would put them there again
+
+    return run
+
+
 def reason(error: BaseException) -> str:
-    """The first line of an error's text, or its type where it has none."""
+    """The first sentence of an error's text, or its type where it has none."""
     text = (isinstance(error, OSError) and error.strerror) or str(error)
     # HDF5 adds the time, the address of a buffer and more in brackets behind its sentence.
     text = text.partition(": time = ")[0].strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    first, *more = text.splitlines() or [type(error).__name__]
+    return " ".join([first, *more[:1]]) if first.endswith(":") else first
 
 
 def allocate(descriptor: int, size: int) -> None:
