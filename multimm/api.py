@@ -125,7 +125,8 @@ def matmul(
         that are no Dask array, Dask's array query planning; from tasks also, of a block that is
         None or such a subclass.
     OptionError
-        Any of the options outside its range.
+        Any of the options outside its range, or of Dask's settings that a call reads:
+        ``array.chunk-size``, ``num_workers``.
     MemoryBudgetError
         Dask arrays far beyond what all workers can hold, or Dask can schedule: 1000 times their
         memory, or 10 million tasks. What merely does not fit, `plan` says.

@@ -37,6 +37,7 @@ from multimm.contractions.functions import (
 )
 from multimm.contractions.steps import Contraction
 from multimm.operands import Array, as_array, is_dask
+from multimm.settings import auto
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -182,7 +183,7 @@ def _multi_dot(name: str, args: Args, kwargs: Kwargs) -> Product:
 
 def _is_cut_along_k(x: Array, axis: int) -> bool:
     """Whether Dask has several chunks of it along an axis."""
-    chunks = x.chunks if is_dask(x) else da.core.normalize_chunks("auto", x.shape, dtype=x.dtype)
+    chunks = x.chunks if is_dask(x) else da.core.normalize_chunks(auto(), x.shape, dtype=x.dtype)
     return len(chunks[axis]) > 1
 
 

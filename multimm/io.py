@@ -95,6 +95,8 @@ def open_array(
         `path` is no path, such as an open file, or Dask's array query planning is switched on.
     ShapeError
         `chunks` that do not fit the matrix.
+    OptionError
+        Dask's setting ``array.chunk-size`` is no size.
 
     Warns
     -----

@@ -16,6 +16,7 @@ from multimm.errors import DTypeError, OptionError, ShapeError
 from multimm.gpu import requested_dtype
 from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, on_devices, result_dtype
 from multimm.gpu.integers.gemm import TENSOR_CORES, format_of
+from multimm.gpu.integers.overflow import warn_of_overflow
 from multimm.gpu.kernel_selection import Precision
 from multimm.gpu.problem import check_beta
 from multimm.graph.array import build
@@ -34,7 +35,6 @@ from multimm.graph.same_values import same_values
 from multimm.graph.shared_reads import reads_of
 from multimm.graph.tasks import multiply
 from multimm.graph.tasks.half_precision import becomes_float32, scheme_of
-from multimm.integer_sums import warn_of_overflow
 from multimm.operands import (
     Array,
     arrays,

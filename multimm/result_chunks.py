@@ -15,6 +15,7 @@ from multimm.operands import is_dask
 from multimm.planning.limits import MOST_TASKS
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.tiling.grid import Blocks
+from multimm.settings import auto
 from multimm.shapes import chunk_count
 
 AUTO, OPERANDS = "auto", "operands"
@@ -78,10 +79,12 @@ def _sizes(chunks: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[B
     try:
         if isinstance(chunks, bool) or chunks == "":  # which Dask takes for 1, and for 1 byte
             raise TypeError
-        found = normalize_chunks(chunks, shape=shape, dtype=dtype)
+        found = normalize_chunks(auto(chunks), shape=shape, dtype=dtype)
         sizes = tuple(tuple(operator.index(size) for size in blocks) for blocks in found)
         fits = len(sizes) == len(shape) and all(min(blocks) >= 0 for blocks in sizes)
         fits = fits and tuple(map(sum, sizes)) == shape
+    except OptionError:
+        raise
     except Exception:  # Dask raises whatever comes of it
         fits = False
     if not fits:

@@ -22,6 +22,7 @@ from dask.utils import SerializableLock
 
 from multimm.blocks import plain
 from multimm.errors import FileFormatError, one_line
+from multimm.settings import auto
 from multimm.shapes import auto_of_empty
 
 Where = tuple[slice, ...]
@@ -162,7 +163,7 @@ def _are_sizes(chunks: Any) -> bool:
 def lazily(source: Any) -> Array:
     """A Dask array of a source's parts, of which nothing has been read."""
     whole = Source(source)
-    chunks = normalize_chunks("auto", whole.shape, dtype=whole.dtype, previous_chunks=whole.chunks)
+    chunks = normalize_chunks(auto(), whole.shape, dtype=whole.dtype, previous_chunks=whole.chunks)
     netcdf = type(source).__module__.startswith(("netCDF4", "h5netcdf"))
     lock = SerializableLock(_NETCDF) if netcdf else False
     meta = np.empty((0,) * whole.ndim, whole.dtype)
@@ -195,7 +196,7 @@ def in_memory(x: Any) -> Array:
 
 def _auto(x: Any) -> Any:
     """Blocks of Dask's usual size, or one of Python objects, which have none."""
-    return -1 if x.dtype.hasobject else auto_of_empty("auto", x.shape)
+    return -1 if x.dtype.hasobject else auto_of_empty(auto(), x.shape)
 
 
 def _is_mapped(x: Any) -> bool:

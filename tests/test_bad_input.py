@@ -11,6 +11,7 @@ import pytest
 from commands import python
 
 import multimm
+from multimm import io
 from multimm.errors import ArrayTypeError, DTypeError, MultimmError, OptionError, ShapeError
 from multimm.gpu.problem import product_shape
 from multimm.planning.problem import Problem
@@ -37,7 +38,7 @@ def refused(error, *said):
 
 @pytest.mark.parametrize("scalar", [3, 2.5, np.float64(3), np.array(3), da.from_array(np.array(3))])
 def test_scalars(scalar):
-    x = da.ones((3, 3))
+    x = da.ones((3, 3), chunks=2)
     for operands in ((x, scalar), (scalar, x), (scalar, scalar)):
         with refused(ShapeError, "()", "dimension"):
             multimm.matmul(*operands)
@@ -260,6 +261,35 @@ def test_options(call, options, named):
         call(x, x, **options)
 
 
+X = da.ones((3, 3), chunks=2)
+
+
+@pytest.mark.parametrize("given", ["foo", -5, 0, None, [1], "1e400"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda path: multimm.matmul(X, np.ones((3, 2))),
+        lambda path: multimm.matmul(X, X, chunks=("auto", 1)),
+        lambda path: multimm.einsum("ij,jk->ik", X, X),
+        lambda path: io.open_array(path),
+    ],
+)
+def test_a_broken_size_of_chunks_in_dasks_configuration_is_named(tmp_path, call, given):
+    np.save(tmp_path / "x.npy", np.ones((3, 4)))
+    with (
+        dask.config.set({"array.chunk-size": given}),
+        pytest.raises(OptionError, match="DASK_ARRAY__CHUNK_SIZE") as caught,
+    ):
+        call(tmp_path / "x.npy")
+    assert f"array.chunk-size is {given!r}: give bytes" in str(caught.value)
+
+
+@pytest.mark.parametrize("given", ["foo", -2, 2.5, "3"])
+def test_a_broken_number_of_threads_in_dasks_configuration_is_named(given):
+    with dask.config.set(num_workers=given), pytest.raises(OptionError, match="DASK_NUM_WORKERS"):
+        multimm.matmul(X, X)
+
+
 @pytest.mark.parametrize("cluster", [4, "tcp://host:8786", object()])
 def test_plan_takes_a_cluster_as_a_value(cluster):
     x = da.ones((4, 4), chunks=2)
@@ -295,6 +325,7 @@ QUERY_PLANNING = """
 import numpy as np, dask.array as da
 x = da.from_array(np.ones((4, 4)), chunks=2)
 import multimm
+from multimm import io
 from multimm.errors import ArrayTypeError
 calls = {
     "matmul": lambda: multimm.matmul(x, x),

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import multimm
-from multimm import integer_sums, products
+from multimm import products
 from multimm.errors import DTypeError, IntegerOverflowWarning, OptionError
-from multimm.gpu.integers import float_blas
+from multimm.gpu.integers import float_blas, overflow
 from multimm.gpu.integers.bounds import magnitude, sums_fit
 from multimm.planning.spec import H200, ClusterSpec, MatrixSpec
 
@@ -228,7 +228,7 @@ def test_scalars_and_c_that_the_dtype_cannot_hold(options, error, words):
 
 
 def test_a_warning_once_where_sums_can_leave_the_dtype(monkeypatch):
-    monkeypatch.setattr(integer_sums, "_warned", set())
+    monkeypatch.setattr(overflow, "_warned", set())
     x = np.ones((3, 4), "i1")
     with pytest.warns(
         IntegerOverflowWarning, match="int8 with k = 4 is int8.*dtype='int32' holds"

@@ -151,10 +151,9 @@ class InputFiles:
 
 def block_bytes(memory: int | None) -> int:
     """Dask's block size for arrays, or less where workers are small."""
-    import dask
-    from dask.utils import parse_bytes
+    from multimm.settings import chunk_bytes
 
-    usual = int(parse_bytes(dask.config.get("array.chunk-size")))
+    usual = chunk_bytes()
     return usual if memory is None else min(usual, memory // BLOCKS_PER_WORKER)
 
 

@@ -8,6 +8,7 @@ from multimm.cluster.calibration import store
 from multimm.cluster.inspect.devices import cpu_device, current_gpu
 from multimm.planning.devices import SHARED_MEMORY, DeviceSpec
 from multimm.planning.hardware import ClusterSpec, at_once
+from multimm.settings import threads
 
 #: Scheduler time per task within one process: 0.05 to 0.2 ms in products of 640 and 4608 tasks
 #: of 8 x 8 blocks on two cores, where distributed takes 0.5 (`ClusterSpec.task_overhead_s`).
@@ -77,4 +78,4 @@ def _threads() -> int:
         scheduler = named_schedulers.get(scheduler.lower())
     if scheduler is named_schedulers["sync"]:
         return 1
-    return int(dask.config.get("num_workers", None) or CPU_COUNT)
+    return threads() or CPU_COUNT

@@ -12,11 +12,11 @@ from typing import Any
 import dask
 import dask.array as da
 import numpy as np
-from dask.utils import parse_bytes
 
 from multimm.contractions.subscripts import Label, Labels, written
 from multimm.planning.tiling.grid import Blocks, regular
 from multimm.result_chunks import common_chunks
+from multimm.settings import chunk_bytes, chunk_tolerance
 
 #: Blocks of a result are at most so many times as large as Dask's limit: arbitrary, 1 GiB as Dask
 #: comes, which a GPU computes in some milliseconds.
@@ -64,7 +64,7 @@ def limited_chunks(
     {'i': (15, 15), 'j': (20,), 'l': (2, 2)}
     """
     made = own_chunks(labels, chunks, out)
-    usual = parse_bytes(dask.config.get("array.chunk-size")) // dtype.itemsize
+    usual = chunk_bytes() // dtype.itemsize
     given = max(prod(map(max, each)) for each in chunks)
     most = TIMES * usual if gpu else max(usual, min(given, TIMES * usual))
     uses = Counter(x for own in labels for x in {*own})
@@ -119,7 +119,7 @@ def einsum_chunks(
     """
     found = _found(labels, chunks, out)
     largest = prod(max(1, *map(max, each)) for each in found.values())  # as Dask counts
-    tolerance = dask.config.get("array.chunk-size-tolerance")
+    tolerance = chunk_tolerance()
     given = max(1, *(prod(map(max, blocks)) for blocks in chunks))
     if len(labels) > 1 and out and largest > tolerance * given:
         return _split(tuple(map(tuple, labels)), tuple(chunks), tuple(out), tolerance)

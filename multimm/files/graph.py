@@ -10,14 +10,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import dask
 import dask.array as da
 import numpy as np
 from dask._task_spec import Task, TaskRef
 from dask.array.core import normalize_chunks, slices_from_chunks
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
-from dask.utils import parse_bytes
 
 from multimm.errors import FileFormatError, ShapeError
 from multimm.failures import current_worker, named
@@ -32,6 +30,7 @@ from multimm.graph.tasks.dtype_check import as_declared
 from multimm.graph.tasks.worker_thread import beside_other_tasks
 from multimm.planning.cost.reading import READERS
 from multimm.planning.matrix import Storage
+from multimm.settings import auto, chunk_bytes
 from multimm.shapes import auto_of_empty, chunk_count
 
 Chunks = tuple[tuple[int, ...], ...]
@@ -226,7 +225,7 @@ def blocks(matrix: StoredMatrix, chunks: Any) -> Chunks:
     """Block sizes per dimension, as Dask writes them."""
     if chunks is None or (isinstance(chunks, str) and chunks == "auto"):
         chunks = _grouped(matrix) if matrix.chunks else "auto"
-    _check_count(matrix, chunks)
+    _check_count(matrix, auto(chunks))
     try:
         blocks = normalize_chunks(
             auto_of_empty(chunks, matrix.shape), matrix.shape, dtype=matrix.dtype
@@ -256,7 +255,7 @@ def _grouped(matrix: StoredMatrix) -> tuple[int, ...]:
 
     Never less than one storage chunk: part of one costs as much to read as all of it.
     """
-    limit = parse_bytes(dask.config.get("array.chunk-size"))
+    limit = chunk_bytes()
     block = [
         max(1, min(chunk, size))
         for chunk, size in zip(matrix.chunks or (), matrix.shape, strict=True)
