@@ -17,6 +17,7 @@ from itertools import chain
 from types import ModuleType, SimpleNamespace
 
 import dask
+import distributed
 import numpy as np
 import psutil
 import pytest
@@ -468,6 +469,23 @@ def test_tensor_cores_of_other_gpus_are_predicted(
 
 
 # -------------------------------------------------------------------- connect
+
+
+def test_a_closed_client_that_is_garbage_does_not_hold_up_the_next_one(monkeypatch):
+    client = mc.start(workers=1)
+    client.close()
+    factory = distributed.utils.get_loop_factory
+
+    def collect():
+        """As when garbage is collected in the thread of a new event loop, before that runs."""
+        client.close()
+        return factory()
+
+    monkeypatch.setattr(distributed.utils, "get_loop_factory", collect)
+    started = time.monotonic()
+    with pytest.raises(ClusterError):
+        mc.connect("tcp://127.0.0.1:9", timeout=0.5)
+    assert time.monotonic() - started < 8  # Dask waits 10 s for that thread
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "tcp://no.invalid:8786"])

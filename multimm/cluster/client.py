@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-from distributed import Client
+from distributed import Client, Status
 
 from multimm.cluster.options import give_back
 
@@ -47,11 +47,15 @@ class ClusterClient(Client):
             raise
 
     def close(self, *args: Any, **kwargs: Any) -> None:
-        """Close the client, then the cluster it owns."""
+        """Close the client, then the cluster it owns; again does nothing.
+
+        Again is when it is garbage, in any thread: a cluster's `close` would wait for a lock that
+        is held while the thread of a new event loop begins, and by that thread for ever.
+        """
         try:
             super().close(*args, **kwargs)
         finally:
-            if self.cluster is not None:
+            if self.cluster is not None and self.cluster.status is not Status.closed:
                 self.cluster.close()
             give_back(self.borrowed)
 

@@ -160,8 +160,9 @@ def _connected(address: str, timeout: float, security: Security | None) -> Clien
     """Connect, up to three times where distributed does not expect what happens.
 
     What the scheduler tells all clients, such as that one cancels tasks, may come in one message
-    with its answer, where distributed expects that alone. And now and then the thread of a new
-    event loop does not begin within the 10 s that distributed gives it; why is not known.
+    with its answer, where distributed expects that alone. And the thread of a new event
+    loop does not begin within the 10 s that distributed gives it where Python collects a client
+    there that nobody closed: that waits for a lock which whoever starts the thread holds.
     """
     from multimm.cluster.client import ClusterClient
 
