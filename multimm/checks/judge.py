@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -32,13 +33,21 @@ OUTLIER = 16
 #: in many); because sums over them say nothing, for they hold values that are not finite; and
 #: because A makes all of them non-finite.
 ROWS, OPEN_ROWS = 16, 64
-#: Scores of rows of the second kind begin with the one, of the third end with the other.
-UNSETTLED, LOST = 1e290, 1e-290
 #: What recomputed rows tell: the worst ratio, its row and column in the block, its difference and
 #: bound; the largest bound, and how many elements were compared with a finite number.
 TABLE = ("ratio", "row", "column", "error", "bound", "largest", "seen")
-#: Length of a verdict: FIELDS, the scores of the worst rows, their places in the block.
-WIDTH = len(FIELDS) + 2 * OPEN_ROWS
+#: Length of a verdict: FIELDS; kinds, scores and places in the block of rows to recompute.
+WIDTH = len(FIELDS) + 3 * OPEN_ROWS
+
+
+class Kind(IntEnum):
+    """Why a row is recomputed: the highest first, and of one kind those of the highest score."""
+
+    NOT = 0  #: it isn't
+    LOST = 1  #: A makes all of it non-finite
+    SUSPECT = 2  #: it differs by more than usual
+    OPEN = 3  #: the sketch cannot settle it
+    WRONG = 4
 
 
 @checking
@@ -66,7 +75,7 @@ def _judge_integers(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
     found["certain"] = 1.0
     found["wrapped"] = (apart % PRIME != 0).sum()
     found["worst"] = math.inf if wrong.any() else 0.0
-    return _pack(found, np.where(wrong, math.inf, 0.0))
+    return _pack(found, np.where(wrong, Kind.WRONG, Kind.NOT), np.zeros(wrong.shape))
 
 
 def _judge_rows(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
@@ -81,12 +90,8 @@ def _judge_rows(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
     decided = np.isfinite(residual) & np.isfinite(certain) & (own["bad"] + added["bad"] == 0)
     suspect = compare & ~(decided & (residual <= sharp))
     wrong = broken | (compare & decided & ~(residual <= certain))
-    # First those where C alone has few values that are not finite: one may be the only wrong one.
-    # Then, in an order that has nothing to do with the data, what C0 explains.
-    lone, shuffled = own["bad"] - added["bad"], _shuffled(len(residual))
-    unsettled = np.where(lone > 0, UNSETTLED * (2 + 1e9 / np.maximum(lone, 1)), UNSETTLED)
-    unsettled = unsettled * (1 + shuffled / 1e6)
-    score = np.where(decided, residual / np.maximum(sharp, 1e-300), unsettled)
+    lost = infected & ~broken
+    score = residual / np.maximum(sharp, 1e-300)
     ratio = np.where(decided, residual / np.maximum(certain, 1e-300), 0.0)
     usual = OUTLIER * _median(score[compare & decided])
     apart = compare & decided & ~suspect & (score > usual)
@@ -106,11 +111,16 @@ def _judge_rows(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
         "largest": _largest(own["peak"]),
         "bad_b": _largest(sizes["bad_b"]),
         "seen": own["good"][compare & decided].sum(),
-        "lost": (infected & ~broken).sum(),
+        "lost": lost.sum(),
         "wrapped": 0.0,
     }
-    lost = np.where(infected & ~broken, LOST * (1 - shuffled / 2), 0.0)
-    return _pack(found, np.where(wrong, math.inf, np.where(suspect | apart, score, lost)))
+    # Of the open ones first those where C alone has few values that are not finite: one may be the
+    # only wrong one. Then, in an order that has nothing to do with the data, what C0 explains.
+    lone, shuffled = own["bad"] - added["bad"], _shuffled(len(residual))
+    few = np.where(lone > 0, 1 / np.maximum(lone, 1), 0.0) + shuffled / 1e6
+    cases = [wrong, suspect & ~decided, suspect | apart, lost]
+    kind = np.select(cases, [Kind.WRONG, Kind.OPEN, Kind.SUSPECT, Kind.LOST], Kind.NOT)
+    return _pack(found, kind, np.select(cases, [np.zeros_like(score), few, score, shuffled]))
 
 
 def _shuffled(count: int) -> Any:
@@ -149,10 +159,10 @@ def _median(values: Any) -> float:
     return float(np.median(values)) if values.size else 0.0
 
 
-def _pack(found: dict[str, Any], score: Any) -> Any:
-    place = np.argsort(-score, kind="stable")[:OPEN_ROWS]
-    top = np.zeros((2, OPEN_ROWS))
-    top[0, : len(place)], top[1, : len(place)] = score[place], place
+def _pack(found: dict[str, Any], kind: Any, score: Any) -> Any:
+    place = np.lexsort((-score, -kind))[:OPEN_ROWS]
+    top = np.zeros((3, OPEN_ROWS))
+    top[:, : len(place)] = kind[place], score[place], place
     return np.concatenate([[float(found[name]) for name in FIELDS], top.ravel()])
 
 

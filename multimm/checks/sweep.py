@@ -16,11 +16,11 @@ from dask.base import compute
 
 from multimm.checks.judge import (
     FIELDS,
-    LOST,
     OPEN_ROWS,
     ROWS,
     TABLE,
     WIDTH,
+    Kind,
     judge,
     judge_elements,
 )
@@ -70,9 +70,9 @@ def sweep(job: Job, seed: int, hidden: Any = None) -> Swept:
         name: float(values.sum() if name in counted else values.max())
         for name, values in zip(FIELDS, columns, strict=False)
     }
-    scored = _scored_rows(verdicts, parts[0].chunks[:-1])
-    suspects = [place for score, place in scored if score > LOST]
-    lost = [place for score, place in scored if score <= LOST]
+    rows = _rows_to_recompute(verdicts, parts[0].chunks[:-1])
+    suspects = [place for kind, place in rows if kind > Kind.LOST]
+    lost = [place for kind, place in rows if kind == Kind.LOST]
     most = max(ROWS, min(OPEN_ROWS, int(found["open"])))
     return Swept(found, suspects[:most], lost[:OPEN_ROWS])
 
@@ -208,17 +208,19 @@ def _side_by_side(task: Callable[..., Any], parts: Sequence[Any], width: int, ru
     )
 
 
-def _scored_rows(verdicts: Any, chunks: tuple[tuple[int, ...], ...]) -> list[tuple[float, Row]]:
-    """The rows of C that have a score, beside it: the highest first."""
+def _rows_to_recompute(
+    verdicts: Any, chunks: tuple[tuple[int, ...], ...]
+) -> list[tuple[Kind, Row]]:
+    """Places of rows in C, and why they are recomputed: the most pressing first."""
     found = []
     for block in np.ndindex(verdicts.shape[:-1]):
-        scores, places = verdicts[block][len(FIELDS) :].reshape(2, OPEN_ROWS)
+        table = verdicts[block][len(FIELDS) :].reshape(3, OPEN_ROWS).T
         own = list(zip(chunks, block, strict=True))
         size = [chunk[at] for chunk, at in own]
-        for score, place in zip(scores, places, strict=True):
-            if score > 0:
-                local = np.unravel_index(int(place), size)
-                offsets = (sum(chunk[:at]) for chunk, at in own)
-                at = tuple(o + int(i) for o, i in zip(offsets, local, strict=True))
-                found.append((float(score), at))
-    return sorted(found, key=lambda one: (-one[0], one[1]))
+        for kind, score, place in table[table[:, 0] > Kind.NOT]:
+            local = np.unravel_index(int(place), size)
+            offsets = (sum(chunk[:at]) for chunk, at in own)
+            at = tuple(o + int(i) for o, i in zip(offsets, local, strict=True))
+            found.append((kind, score, at))
+    found.sort(key=lambda one: (-one[0], -one[1], one[2]))
+    return [(Kind(int(kind)), at) for kind, _, at in found]
