@@ -52,6 +52,7 @@ class Problem(NamedTuple):
     #: transpose are what is contiguous, and D' = op(B)' op(A)'.
     turned: bool = False
     all_read: bool = True  #: whether kernels read whatever was given
+    config: object = None  #: the configuration that was asked for, or its name
 
     @property
     def arrays(self) -> list[Array]:
@@ -89,7 +90,7 @@ class Problem(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What `gemm` is told of it besides arrays."""
+        """What `gemm` is told of it besides arrays, where it chooses the configuration."""
         return {
             "trans_a": self.trans[0], "trans_b": self.trans[1], "alpha": self.alpha,
             "beta": self.beta, "lower": self.lower,

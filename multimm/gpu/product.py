@@ -99,14 +99,15 @@ def gemm(
     if isinstance(a, PackedBlock) or isinstance(b, PackedBlock):
         check_beta(beta, c)  # before anything is packed
         epilogue = {"alpha": alpha, "beta": beta, "c": c, "partial": partial, "out": out,
-                    "lower": lower}  # fmt: skip
-        return _of_packed(a, b, trans_a, trans_b, config, epilogue)
+                    "lower": lower, "config": config}  # fmt: skip
+        return _of_packed(a, b, trans_a, trans_b, epilogue)
     known = launch_cache.product_kind(
         precision, a, b, c, partial, out, trans_a, trans_b, alpha, beta, lower
     )
     if config is None and (done := launch_cache.again(*known)) is not None:
         return done
     problem = check_product(a, b, c, partial, out, (trans_a, trans_b), alpha, beta, lower)
+    problem = problem._replace(config=config)
     choice = choose_kernel(
         problem.sizes, "ieee" if config is not None else precision, device_of(problem.device),
         alpha == 0,
@@ -119,19 +120,18 @@ def gemm(
         elif choice.kernel == SPLIT and stretch_of(*problem.shape[1:]) < problem.shape.k:
             made = _in_stretches(problem, precision)
         else:
-            made = _at_once(problem, choice, config, known)
+            made = _at_once(problem, choice, known)
     return made if out is None else out
 
 
 def _at_once(
-    problem: Problem, choice: Choice, config: object, known: tuple[Any, ...],
-    packed: Sequence[Array] = (),
-) -> Array:  # fmt: skip
+    problem: Problem, choice: Choice, known: tuple[Any, ...], packed: Sequence[Array] = ()
+) -> Array:
     """D of the chosen kernel; what was decided is kept for the next product of the kind.
 
     Parameters
     ----------
-    problem, choice, config
+    problem, choice
     known : tuple
         The arguments of `launch_cache.keep`.
     packed : sequence of cupy.ndarray, optional
@@ -143,26 +143,26 @@ def _at_once(
         note(choice)
         return result
     found = problem.addressable(dense=choice.kernel == SPLIT and not packed)
-    run = _prepared(found, choice, config, bool(packed))
+    run = _prepared(found, choice, bool(packed))
     if found.turned:
         run = _turned(run, len(packed) or 2)
     # The copies stay referenced until everything that reads them is in the stream.
     *read, c, p, d = found.pointers
     read = [x.data.ptr for x in packed] or read[:: -1 if found.turned else 1]
     run([*read, c, p, d])
-    if config is None and found.stands_for(problem):
+    if problem.config is None and found.stands_for(problem):
         launch_cache.keep(*known, result=result, run=run)
     return result
 
 
-def _prepared(problem: Problem, choice: Choice, config: object, packed: bool) -> Run:
+def _prepared(problem: Problem, choice: Choice, packed: bool) -> Run:
     """What launches the chosen kernel and notes that it did."""
     if choice.kernel == SPLIT and not packed:
         return emulated_gemm.prepared(problem, choice)
     if packed:
-        launches = multiply.prepared(problem, PRODUCTS[choice.precision], config)
+        launches = multiply.prepared(problem, PRODUCTS[choice.precision])
     else:
-        launches = simt_gemm.prepared(problem, config)
+        launches = simt_gemm.prepared(problem)
 
     def run(pointers: Sequence[int]) -> None:
         launches((*pointers, 0) if packed else pointers)
@@ -220,7 +220,7 @@ def packed(x: Array, *, side: str, trans: bool, scheme: str) -> Operand:
 
 
 def _of_packed(
-    a: Operand, b: Operand, trans_a: bool, trans_b: bool, config: object, epilogue: dict[str, Any]
+    a: Operand, b: Operand, trans_a: bool, trans_b: bool, epilogue: dict[str, Any]
 ) -> Array:
     """At least one operand is packed: pack the other, or multiply both as they were."""
     scheme = a.scheme if isinstance(a, PackedBlock) else b.scheme
@@ -233,31 +233,33 @@ def _of_packed(
     device = device_of(a.device_id)
     choice = choose_packed(sizes, scheme, refused, device)
     if choice.kernel == SPLIT:
-        return _of_tiles(a, b, choice, config, **epilogue)
+        return _of_tiles(a, b, choice, **epilogue)
     if a.raw is None or b.raw is None:
         not_captured("a packed operand is unpacked first", "multiply the arrays")
     finite = refused is not None and not (a.nonfinite or b.nonfinite)
     broad = finite and broad_pays(a.rows, b.rows, a.k, scheme, device)
     precision: Any = scheme if broad else "ieee"
-    result = gemm(a.unpack(), b.unpack(), precision=precision, **epilogue)
+    # A configuration of tensor cores is none of what multiplies instead.
+    result = gemm(a.unpack(), b.unpack(), precision=precision, **epilogue | {"config": None})
     if not broad:  # which depends on the data
         note(choice)
     return result
 
 
 def _of_tiles(
-    a: PackedBlock, b: PackedBlock, choice: Choice, config: object, *, c: Array, partial: Array,
-    out: Array, alpha: float, beta: float, lower: bool,
+    a: PackedBlock, b: PackedBlock, choice: Choice, *, c: Array, partial: Array, out: Array,
+    alpha: float, beta: float, lower: bool, config: object,
 ) -> Array:  # fmt: skip
     """The product of what the tiles carry, and of what they do not."""
     tiles = (a.tiles, a.exponents, b.tiles, b.exponents)
     known = ("packed", (*tiles, c, partial), out, a.rows, b.rows, a.k, alpha, beta, lower)
     if config is not None or (made := launch_cache.again(*known)) is None:
         problem = check_product(a, b, c, partial, out, (False, False), alpha, beta, lower)
+        problem = problem._replace(config=config)
         import cupy
 
         with cupy.cuda.Device(problem.device):
-            made = _at_once(problem, choice, config, known, tiles)
+            made = _at_once(problem, choice, known, tiles)
     made = made if out is None else out
     add_residuals(made, a, b, alpha=alpha)
     return made

@@ -79,7 +79,7 @@ def prepared(problem: Problem, choice: Choice) -> Run:
         *problem.shape[1:], scheme, device, problem.alpha, problem.stacks[-1].ld
     )
     wide = broad.prepared(problem, sources, scheme) if is_large else None
-    instead = gemm.prepared(problem, None, if_refused=True)
+    instead = gemm.prepared(problem, if_refused=True)
 
     def run(pointers: Sequence[int]) -> None:  # kept: it must refer to no operand
         import cupy

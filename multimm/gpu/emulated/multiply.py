@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _PLAIN = np.float32(1), np.float32(0)  # alpha and beta
 
 
-def prepared(problem: Problem, products: int, config: object = None) -> Run:
+def prepared(problem: Problem, products: int) -> Run:
     """Return what multiplies packed operands of a product's sizes.
 
     Made of 3 or 6 products, A @ B is accurate as with FP32 arithmetic: from k = 256 on
@@ -44,12 +44,10 @@ def prepared(problem: Problem, products: int, config: object = None) -> Run:
     Parameters
     ----------
     problem : Problem
-        C, P and D are addressable, A and B are not looked at. Not empty.
+        C, P and D are addressable, A and B are not looked at. Not empty. Without a configuration
+        `configs.choose_split` decides; the bits of the result are the same.
     products : int
         See `configs.SplitConfig`.
-    config : SplitConfig or str, optional
-        Or the name of one; by default `configs.choose_split` decides. The bits of the result are
-        the same.
 
     Returns
     -------
@@ -67,7 +65,7 @@ def prepared(problem: Problem, products: int, config: object = None) -> Run:
     (_, m, n, k), lower = problem.shape, problem.lower
     device = device_of(problem.device)
     slices, length = cut = slices_of(m, n, k, products, device, lower)
-    chosen = _config(problem, cut, products, device, config)
+    chosen = _config(problem, cut, products, device)
     kernel = kernel_for(
         problem.device, f"{chosen.entry}.cu", chosen.entry,
         (*chosen.defines().items(), *LOWER * lower),
@@ -100,10 +98,9 @@ def prepared(problem: Problem, products: int, config: object = None) -> Run:
     return summed(of_slices, lambda: run, problem, 4, slices, guard)
 
 
-def _config(
-    problem: Problem, cut: tuple[int, int], products: int, device: Device, config: object
-) -> SplitConfig:
+def _config(problem: Problem, cut: tuple[int, int], products: int, device: Device) -> SplitConfig:
     """What was asked for, if it fits the operands and the GPU, or what should be fastest."""
+    config = problem.config
     if config is None:
         config = choose_split(*problem.shape[1:3], cut, products, device, problem.lower)
     elif isinstance(config, str):

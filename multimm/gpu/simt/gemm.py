@@ -29,16 +29,14 @@ from multimm.gpu.simt.split_k import can_be_added, in_slices
 from multimm.gpu.strides import GemmSizes
 
 
-def prepared(problem: Problem, config: object, if_refused: bool = False) -> Run:
+def prepared(problem: Problem, if_refused: bool = False) -> Run:
     """Return what computes products like this one.
 
     Parameters
     ----------
     problem : Problem
-        Addressable, and not empty.
-    config : TileConfig or str or None
-        Or the name of one: then sgemm_ffma runs. By default skinny products have kernels of their
-        own, and for others `configs.choose` decides.
+        Addressable, and not empty. With a configuration sgemm_ffma runs. Without one skinny
+        products have kernels of their own, and for others `configs.choose` decides.
     if_refused : bool, optional
         Whether the product is needed only if packing refuses an operand. Then all of D is computed
         by sgemm_ffma, and what is returned takes the address of what packing has counted as well.
@@ -52,14 +50,15 @@ def prepared(problem: Problem, config: object, if_refused: bool = False) -> Run:
     axes = batch_axes(problem.shape.batch, [*zip(problem.arrays, problem.stacks, strict=True)])
     loads = load_paths(problem.trans, problem.stacks, axes)
     sizes = sizes_of(problem.shape, loads, problem.lower and not if_refused)
-    if config is None and not if_refused and (way := thin.way_for(sizes, device)) is not None:
+    default = problem.config is None and not if_refused
+    if default and (way := thin.way_for(sizes, device)) is not None:
         return thin.prepared(way, problem, axes, loads)
     slices = slices_of_k(sizes, device)
     if if_refused:
         tile = choose(sizes, device, slices, INSTEAD)
         loads, guard = alike(loads), IF_REFUSED  # the fewest kernels
     else:
-        tile, guard = _tile(config, sizes, device, slices), ()
+        tile, guard = _tile(problem.config, sizes, device, slices), ()
     kernel = kernel_for(
         problem.device, "sgemm_ffma.cu", "sgemm_ffma",
         (*tile.defines().items(), *loads.items(), *guard, *LOWER * sizes.lower),
