@@ -20,10 +20,8 @@ Made = TypeVar("Made")
 
 #: Blocks of an operand that an error names: arbitrary.
 NAMED = 4
-#: The topic under which Dask's nannies tell the scheduler of a worker that they end for its memory.
-ENDED_FOR_MEMORY = "worker-restart-memory"
-#: What is said of a task whose workers died, and of these where Dask's nannies ended them.
-GIVEN_UP, ENDED = " was given up", "Dask ended workers"
+#: What is said of a task whose workers died.
+GIVEN_UP = " was given up"
 
 
 def told(error: BaseException) -> str:
@@ -71,8 +69,8 @@ def note_given_up(error: BaseException, task: str, died: int, held: Sequence[str
     """
     if held:
         why = (
-            f"{ENDED} for their memory, the last when it held {held[-1]}: give each worker more "
-            "memory, run fewer tasks at a time on it, or make blocks smaller"
+            f"Dask ended workers for their memory, the last when it held {held[-1]}: give each "
+            "worker more memory, run fewer tasks at a time on it, or make blocks smaller"
         )
     else:
         why = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from multimm.cli.stop import STOP
 from multimm.cli.terminal import console
 from multimm.cluster.progress import Progress
 from multimm.display.units import human
-from multimm.failures import ENDED, ENDED_FOR_MEMORY, GIVEN_UP, told
+from multimm.failures import told
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -41,8 +41,6 @@ NO_WORKERS_SECONDS = 60.0
 PAUSED_SECONDS = 300.0
 #: Seconds between two looks; arbitrary.
 GLANCE = 0.5
-#: Seconds in which nannies may tell why workers died, after the task is given up; arbitrary.
-LATE_SECONDS = 3.0
 #: Options that help where workers lack memory, in commands that have them; the first few are
 #: about workers that the command starts itself.
 REMEDIES = ("--memory-limit", "--threads", "--workers", "--blocks", "--size")
@@ -118,7 +116,7 @@ class RunError(click.ClickException):
 @contextmanager
 def failed_run(client: Client, plan: MatmulPlan | None = None) -> Iterator[None]:
     """Turn whatever a run dies of into exit code 1, and end it where it would wait for ever."""
-    before, address = len(_ended(client)), getattr(client.scheduler, "address", "")
+    address = getattr(client.scheduler, "address", "")
     with _ended_without_workers(client) as given_up:
         try:
             yield
@@ -134,47 +132,22 @@ def failed_run(client: Client, plan: MatmulPlan | None = None) -> Iterator[None]
                 raise
             else:
                 why = told(error)
-            ended = _ended_since(client, before, error)
-            memory = _of_memory(client, why, ended, plan)
-            raise RunError(f"the run failed: {why}{memory}") from error
+            raise RunError(f"the run failed: {why}{_of_memory(client, why, plan)}") from error
 
 
-def _of_memory(client: Client, why: str, ended: Sequence[Any], plan: MatmulPlan | None) -> str:
-    """Which workers were ended for their memory, what the plan foresaw, and which options help."""
-    text = ""
-    if ended and ENDED not in why:
-        event = ended[0][1]
-        text = (
-            f"; worker {event['worker']} was ended when its process held {human(event['rss'])}, "
-            "for Dask ends workers at 0.95 of their memory limit: give each more memory"
-        )
-    if "more memory" not in why + text:
+def _of_memory(client: Client, why: str, plan: MatmulPlan | None) -> str:
+    """Of workers that lacked memory: which options help, and what the plan foresaw."""
+    if "more memory" not in why:
         return ""
     context = click.get_current_context(silent=True)
     known = {name for param in context.command.params for name in param.opts} if context else set()
     fit = REMEDIES if client.cluster is not None else REMEDIES[ABOUT_OWN:]
-    if options := [name for name in fit if name in known]:
-        text += f" ({', '.join(options)})"
+    options = [name for name in fit if name in known]
+    text = f" ({', '.join(options)})" if options else ""
     if plan is not None:
         needed, budget = human(plan.peak_bytes), human(plan.budget_bytes)
         text += f"; the plan foresaw {needed} of the {budget} that it may use per worker"
     return text
-
-
-def _ended(client: Client) -> Sequence[Any]:
-    """When workers were ended for their memory, and which; empty where nobody answers."""
-    with suppress(Exception):
-        if client.status == "running":
-            return client.get_events(ENDED_FOR_MEMORY)  # type: ignore[no-any-return]
-    return ()
-
-
-def _ended_since(client: Client, before: int, error: BaseException) -> Sequence[Any]:
-    """Those that ended later than so many others; where a task was given up, wait for word."""
-    deadline = time.monotonic() + LATE_SECONDS * (GIVEN_UP in told(error))
-    while not (ended := _ended(client)[before:]) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return ended
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol import pickle
 
 from multimm.display.units import human
-from multimm.failures import ENDED_FOR_MEMORY, note_given_up
+from multimm.failures import note_given_up
 from multimm.graph.block_task import LabelledTask
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from multimm.graph.block_task import Key
 
 NAME = "multimm-killed-1"
+#: The topic under which Dask's nannies tell the scheduler of a worker that they end for its memory.
+ENDED_FOR_MEMORY = "worker-restart-memory"
 #: States of tasks that no worker is to run.
 OVER = ("memory", "erred", "forgotten")
 #: Workers that left, of which what they ran is remembered: arbitrary.
