@@ -222,6 +222,20 @@ def test_a_virtual_dataset_needs_its_sources():
         io.open_array("virtual.h5")
 
 
+def test_a_virtual_dataset_is_mapped_whole_or_says_what_else_it_holds():
+    virtual()
+    for name, more in (("part", {}), ("filled", {"fillvalue": 7.0})):
+        layout = h5py.VirtualLayout(shape=A.shape, dtype="f8")
+        layout[1:] = h5py.VirtualSource("link.h5", "x", shape=A.shape)[1:]
+        with h5py.File("virtual.h5", "r+") as file:
+            file.create_virtual_dataset(name, layout, **more)
+    with pytest.raises(FileFormatError, match="sources don't cover all of it"):
+        io.open_array("virtual.h5:part")
+    found = read("virtual.h5:filled")
+    assert (found[0] == 7.0).all()
+    np.testing.assert_array_equal(found[1:], A[1:])
+
+
 def test_values_outside_the_files_folder_need_consent(tmp_path):
     (tmp_path / "inner").mkdir()
     A.tofile("secret.raw")

@@ -6,7 +6,6 @@ covers. Here each source is looked for in the places that HDF5 looks in, and mus
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -20,8 +19,6 @@ from multimm.files.stored import Inside, Location, package
 
 #: Links, or virtual datasets, behind each other: arbitrary, HDF5 itself follows 16 links.
 DEEPEST = 16
-#: Sources of one virtual dataset whose overlaps are looked at, which takes long for many.
-FEW_SOURCES = 1000
 
 
 class Search:
@@ -186,7 +183,7 @@ class Search:
     def _virtual(self, item: Any, made: Any, path: str, depth: int) -> None:
         """Check each source of a virtual dataset, and that they cover it."""
         h5d = package("h5py").h5d
-        covered, spaces = 0, []
+        covered = 0
         for source in item.virtual_sources():
             counted = "%b" in source.file_name or "%b" in source.dset_name
             number = 0
@@ -200,13 +197,8 @@ class Search:
                     break
             unlimited = counted or not _limited(source.vspace)
             covered += item.size if unlimited else source.vspace.get_select_npoints()
-            if not unlimited:
-                spaces.append(source.vspace)
-        if made.fill_value_defined() == h5d.FILL_VALUE_USER_DEFINED:
-            return
-        if len(spaces) <= FEW_SOURCES and covered >= item.size and spaces:
-            covered = max(_union(spaces, item.shape), covered - _points(spaces))
-        if covered < item.size:
+        filled = made.fill_value_defined() == h5d.FILL_VALUE_USER_DEFINED
+        if covered < item.size and not filled:
             self.fail(
                 "it is virtual, its sources don't cover all of it, and no fill value was set for "
                 "the rest: map it whole, or set a fillvalue"
@@ -252,26 +244,3 @@ def _limited(space: Any) -> bool:
     return h5s.UNLIMITED not in {
         number for numbers in space.get_regular_hyperslab() for number in numbers
     }
-
-
-def _points(spaces: list[Any]) -> int:
-    return sum(space.get_select_npoints() for space in spaces)
-
-
-def _union(spaces: list[Any], shape: tuple[int, ...]) -> int:
-    """How many elements some selections cover, each counted once."""
-    h5s = package("h5py").h5s
-    union = h5s.create_simple(shape)
-    union.select_none()
-    for space in spaces:
-        if space.get_select_type() != h5s.SEL_HYPERSLABS:
-            return math.prod(shape) if space.get_select_type() == h5s.SEL_ALL else _points(spaces)
-        if space.is_regular_hyperslab():
-            start, stride, count, block = space.get_regular_hyperslab()
-            union.select_hyperslab(start, count, stride, block, op=h5s.SELECT_OR)
-            continue
-        for first, last in space.get_select_hyper_blocklist():
-            size = tuple(int(b) - int(a) + 1 for a, b in zip(first, last, strict=True))
-            ones = (1,) * len(size)
-            union.select_hyperslab(tuple(map(int, first)), ones, ones, size, op=h5s.SELECT_OR)
-    return int(union.get_select_npoints())
