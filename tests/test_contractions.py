@@ -111,12 +111,15 @@ def test_einsum_is_numpys_in_the_operands_chunks(workers, data):
     assert type(here) is type(expected)
     assert here.dtype == expected.dtype
     np.testing.assert_array_equal(here, expected)
-    terms = subscripts.partition("->")[0].split(",")
+    inputs, explicit, out = subscripts.partition("->")
+    terms, labels = inputs.split(","), [x for x in inputs if x.isalpha()]
     if any(term.count(x) > 1 for term in terms for x in term if x.isalpha()):
         return  # of a diagonal it takes those of one axis, and is right where both have the same
     steps = functions.einsum_steps([subscripts, *operands]).steps
-    # One step that is no product is Dask's own; elsewhere it would cut what is not large.
-    cuts = {} if [step.product for step in steps] == [False] else {CUT_FROM: 1e9}
+    # One step that sums, and is no product, is Dask's own; elsewhere it would cut what is small.
+    summed = {*labels} - {*out} if explicit else len(labels) > len({*labels})
+    dasks = [step.product for step in steps] == [False] and (summed or len(terms) == 1)
+    cuts = {} if dasks else {CUT_FROM: 1e9}
     try:
         with dask.config.set(cuts):
             theirs = da.einsum(subscripts, *operands)

@@ -214,28 +214,37 @@ class OwnerComputes:
 
     @property
     def in_use(self) -> dict[str, int]:
-        """Bytes of what a worker is sent, at most: all of the small matrix, by role."""
+        """Bytes of what a worker multiplies and others may have, at most, by role."""
         most = max(self.fetched.values(), default=0)
-        return {self.small: self.sent.nbytes} | ({self.large: most} if most else {})
+        of_small = int(self.share_of_k * self.sent.nbytes)
+        return {self.small: of_small} | ({self.large: most} if most else {})
 
     def arrives(self, role: str) -> bool:
         """Whether a worker is sent some of an operand."""
         return role in self.in_use
 
     @cached_property
+    def share_of_k(self) -> float:
+        """What the worker that multiplies most ranges of k needs of the small operand."""
+        of_workers, parts = Counter[int](), self.partial_products
+        for length, users in zip(parts.columns, parts.users, strict=True):
+            of_workers.update(dict.fromkeys(users, length))
+        return max(of_workers.values(), default=0) / max(1, self.schedule.problem.k)
+
+    @cached_property
     def arriving(self) -> tuple[float, float]:
         """Chunks, or coalesced transfers, that a worker is sent, and their bytes.
 
-        Of the small operand, and its share of what others have. The latter for all of its tasks at
-        once: 51 chunks of 134 MB took a worker 0.1 s more than their bytes would, which its
-        products did not hide.
+        Of the small operand the ranges of k that it multiplies, and its share of what others have.
+        The latter for all of its tasks at once: 51 chunks of 134 MB took a worker 0.1 s more than
+        their bytes would, which its products did not hide.
         """
         small, workers = self.sent, self.partial_products.workers
-        chunks = self.coalesced_transfers or small.blocks
+        chunks = self.coalesced_transfers or self.share_of_k * small.blocks
         away = 1 - 1 / workers if chunks >= workers else 1
         moved = sum(map(ne, self.laid.owners, self.partial_products.at)) / workers
         most = max(self.fetched.values(), default=0)
-        return chunks * away + moved, small.nbytes * away + most
+        return chunks * away + moved, self.share_of_k * small.nbytes * away + most
 
     @cached_property
     def kept(self) -> dict[str, int]:
@@ -271,8 +280,8 @@ class OwnerComputes:
     @property
     def joined_small(self) -> int:
         """Bytes of the small operand's k-tiles where these are cut from its chunks, at most."""
-        cut = self.sent.blocks > 1
-        return cut * max(self.across) * self.schedule.problem.k * self.sent.itemsize
+        length = int(self.share_of_k * self.schedule.problem.k)
+        return (self.sent.blocks > 1) * max(self.across) * length * self.sent.itemsize
 
     def owner_of_small(self, chunk: int) -> int:
         """The worker with a chunk of the small matrix: where it lies, or in turn."""
