@@ -52,6 +52,15 @@ def test_what_would_do_is_found_in_seconds_where_many_chunks_meet_many_blocks():
     assert time.thread_time() - begun < 5
 
 
+def test_a_hundred_thousand_chunks_are_planned_for_in_seconds():
+    """What does for a few thousand, such as each chunk compared with each, took half a minute."""
+    rows, cluster = 10**6, ClusterSpec.homogeneous(cpu_device(2**35, 2, spills=False), 1, LOCAL_TCP)
+    a = MatrixSpec((rows, 20), "float64", chunks=(regular(rows, 10), (20,)))
+    begun = time.thread_time()
+    multimm.plan(a, MatrixSpec((20, 3), "float64"), cluster=cluster)
+    assert time.thread_time() - begun < 8
+
+
 @pytest.mark.parametrize(
     "words",
     [

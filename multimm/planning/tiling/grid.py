@@ -184,9 +184,10 @@ def group_regular(chunks: Blocks, target: int, workers: int) -> Blocks:
     if is_regular(usual):
         return usual
     ends = [*accumulate(chunks)]
+    known = {*ends}
     near = [end for end in ends if end > 0 and target <= 2 * end <= 3 * target]
     found = [regular(ends[-1], end) for end in near]
-    found = [x for x in found if {*accumulate(x)} <= {*ends}]
+    found = [x for x in found if known.issuperset(accumulate(x))]
     return min(found, key=lambda x: (largest_share(x, workers), len(x)), default=usual)
 
 
