@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out
 
-from multimm.errors import ArrayTypeError, ShapeError
+from multimm.errors import ArrayTypeError
 from multimm.gpu.elementwise import transpose as launcher
 from multimm.gpu.elementwise.transpose import config_for, transpose
 from multimm.gpu.runtime import launch
@@ -87,14 +87,9 @@ def test_a_kind_that_was_seen_is_not_decided_again(monkeypatch):
     assert (np.asarray(transpose(gpu(values))) == values.T).all()
 
 
-def test_bad_input_is_refused_before_anything_runs():
-    a = gpu(bytes_of("f4", 2, 3))
-    for error, sentence, call in (
-        (ShapeError, "a matrix or a stack", lambda: transpose(a[0])),
-        (ArrayTypeError, "a is a numpy.ndarray", lambda: transpose(np.asarray(a))),
-    ):  # fmt: skip
-        with pytest.raises(error, match=sentence):
-            call()
+def test_arrays_elsewhere_are_refused_before_anything_runs():
+    with pytest.raises(ArrayTypeError, match=r"a is a numpy\.ndarray"):
+        transpose(bytes_of("f4", 2, 3))
     assert Kernel.launches == []
 
 

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from multimm.blocks import ALIKE
-from multimm.errors import ArrayTypeError, ShapeError, kind_of
+from multimm.errors import ArrayTypeError, kind_of
 from multimm.gpu.arrays import is_cupy
 from multimm.gpu.dtypes import accumulate_dtype, result_dtype, scaled_dtype
 from multimm.gpu.integers import gemm as integers
-from multimm.gpu.problem import check_addend, product_shape
+from multimm.gpu.problem import product_shape
 
 Array = Any
 Scalar = complex | np.generic
@@ -71,9 +71,6 @@ def gemm(
     """
     xp = module_of(a=a, b=b, c=c, partial=partial)
     shape = product_shape(a.shape, b.shape, trans_a, trans_b)
-    for name, addend in (("c", c), ("partial", partial)):
-        if addend is not None:
-            check_addend(name, addend.shape, shape)
     out = result_dtype(a.dtype, b.dtype)
     held = accumulate_dtype(a.dtype, b.dtype) if accumulate is None else np.dtype(accumulate)
     alpha, beta = _plain(alpha), _plain(0 if c is None else beta)
@@ -118,26 +115,15 @@ def add_partials(
 
     Raises
     ------
-    ShapeError
-        No parts, or unequal shapes.
     ArrayTypeError
         NumPy and CuPy mixed.
     """
-    if not parts:
-        raise ShapeError("add_partials got no parts: at least one is needed")
-    named = {f"part {i}": part for i, part in enumerate(parts)}
-    xp = module_of(**named, c=c)
-    shape = parts[0].shape
-    for name, part in (*named.items(), ("c", c)):
-        if part is not None and part.shape != shape:
-            raise ShapeError(
-                f"{name} has shape {part.shape}: all must have that of part 0, {shape}"
-            )
+    xp = module_of(**{f"part {i}": part for i, part in enumerate(parts)}, c=c)
     alpha, beta = _plain(alpha), _plain(0 if c is None else beta)
     held = np.result_type(*(part.dtype for part in parts))
     total = None if alpha == 0 else _tree(parts)
     out = np.dtype(_widened(held, alpha, beta) if dtype is None else dtype)
-    return _scaled(xp, total, alpha, beta, c, shape, held, out)
+    return _scaled(xp, total, alpha, beta, c, parts[0].shape, held, out)
 
 
 def transpose(a: Array) -> Array:
@@ -152,15 +138,8 @@ def transpose(a: Array) -> Array:
     -------
     array, shape (..., n, m)
         New memory, on the device of `a`.
-
-    Raises
-    ------
-    ShapeError
-        Fewer than 2 dimensions.
     """
     module_of(a=a)
-    if a.ndim < 2:
-        raise ShapeError(f"a has shape {a.shape}: a matrix or a stack of them is needed")
     return a.swapaxes(-1, -2).copy(order="C")
 
 

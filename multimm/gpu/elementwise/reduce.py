@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from multimm.errors import OptionError, ShapeError
 from multimm.gpu.arch import MAX_PARTS, Guard, defines
-from multimm.gpu.problem import check_arrays, check_beta, copied
+from multimm.gpu.problem import check_arrays, copied
 from multimm.gpu.runtime import launch_cache
 from multimm.gpu.runtime.launch import MAX_GRID_Z, by_value, kernel_for
 from multimm.gpu.runtime.workspace import not_captured
@@ -98,10 +97,8 @@ def add_partials(
 
     Raises
     ------
-    ShapeError, DTypeError, ArrayTypeError
-        Operands that do not fit together.
-    OptionError
-        Scalars that are no real numbers.
+    DTypeError, ArrayTypeError
+        What is no float32 of CuPy's, or lies elsewhere.
     KernelError
         A captured stream, where operands would be copied or there are too many parts.
     """
@@ -109,7 +106,8 @@ def add_partials(
     done = launch_cache.again("add_partials", operands, None, alpha, beta)
     if done is not None:
         return done
-    _check(parts, alpha, beta, c)
+    named = {f"part {i}": part for i, part in enumerate(parts)}
+    check_arrays(named if c is None else named | {"c": c}, np.float32)
     import cupy
 
     with parts[0].device:
@@ -135,21 +133,6 @@ def add_partials(
                     run=lambda pointers: run([pointers[i] for i in places]),
                 )  # fmt: skip
     return result
-
-
-def _check(parts: Sequence[Array], alpha: float, beta: float, c: Array) -> None:
-    if not parts:
-        raise ShapeError("add_partials got no parts: at least one is needed")
-    for name, scalar in (("alpha", alpha), ("beta", beta)):
-        if isinstance(scalar, (complex, np.complexfloating)):
-            raise OptionError(f"{name} is {scalar}: the kernel takes real numbers")
-    check_beta(beta, c)
-    given = {f"part {i}": part for i, part in enumerate(parts)} | ({} if c is None else {"c": c})
-    check_arrays(given, np.float32)
-    shape = parts[0].shape
-    for name, x in given.items():
-        if x.shape != shape:
-            raise ShapeError(f"{name} has shape {x.shape}: all must have that of part 0, {shape}")
 
 
 def prepared_sum(

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from multimm.errors import ShapeError
 from multimm.gpu.arch import defines
 from multimm.gpu.problem import check_arrays, describe
 from multimm.gpu.runtime import launch_cache
@@ -147,16 +146,14 @@ def transpose(a: Array) -> Array:
 
     Raises
     ------
-    ShapeError, ArrayTypeError
-        Fewer than 2 dimensions, or no array of CuPy's.
+    ArrayTypeError
+        No array of CuPy's.
     KernelError
         Elements of more than 40 bytes.
     """
     if (done := launch_cache.again("transpose", (a,), None)) is not None:
         return done
     check_arrays({"a": a}, a.dtype)
-    if a.ndim < 2:
-        raise ShapeError(f"a has shape {a.shape}: a matrix or a stack of them is needed")
     import cupy
 
     with a.device:
