@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 
 from multimm.errors import KernelError, how_to_install
 
-_INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"(?P<local>[^"]+)"|(?P<system><[^>]+>))')
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 _PRAGMA_ONCE = re.compile(r"^\s*#\s*pragma\s+once\s*$")
 
 
@@ -38,7 +38,7 @@ def kernel_text(name: str, defines: Mapping[str, int]) -> str:
     Raises
     ------
     KernelError
-        If a file does not exist, or includes something that is not in kernels/.
+        If a file does not exist.
     """
     return _assemble(name, tuple(defines.items()))
 
@@ -58,12 +58,7 @@ def _append(path: PurePosixPath, lines: list[str], seen: set[PurePosixPath]) -> 
         if include is None:
             lines.append(line)
             continue
-        if include["system"]:
-            raise KernelError(
-                f"{path}:{number} includes {include['system']}: kernels are compiled without "
-                "include paths, so only files of kernels/ can be included, in double quotes"
-            )
-        target = PurePosixPath(include["local"])
+        target = PurePosixPath(include[1])
         if target not in seen:
             _append(target, lines, seen)
         lines.append(f'#line {number + 1} "{path}"')
