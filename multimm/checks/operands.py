@@ -158,22 +158,9 @@ def as_blocks(array: Any, name: str) -> Any:
     array = as_array(array, name, lazily=True)
     rank(array.dtype, name)
     if is_dask(array):
-        return _ones_joined(
-            array.map_blocks(declared, array.dtype, dtype=array.dtype, meta=array._meta)
-        )
+        return array.map_blocks(declared, array.dtype, dtype=array.dtype, meta=array._meta)
     # Asked again: in Dask's array query planning there are no arrays such as ours.
-    return _ones_joined(as_array(in_blocks(array, BLOCK_BYTES), name))
-
-
-def _ones_joined(array: Any) -> Any:
-    """Axes of length 1 in one block each.
-
-    A filter leaves them in chunks such as (0, 0, 1), and Dask's `blockwise`, which broadcasts any
-    axis of that length, reads the first block alone: the empty one.
-    """
-    sizes = zip(array.shape, array.chunks, strict=True)
-    ones = {axis: -1 for axis, (size, own) in enumerate(sizes) if size == 1 and len(own) > 1}
-    return array.rechunk(ones) if ones else array
+    return as_array(in_blocks(array, BLOCK_BYTES), name)
 
 
 def _matrix(array: Any, name: str, transposed: bool) -> Any:
