@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+import dask.array as da
 import numpy as np
 
 from multimm.contractions.einsum_chunks import Rule, limited_chunks
@@ -361,10 +362,16 @@ def of_one_kind(operands: Sequence[Any]) -> list[Array]:
     lazy = any(map(is_dask, found.values()))
     if lazy or len({*map(type, found.values())}) > 1:
         check_same_device(**found)
-    given = [as_dask(x) if lazy else x for x in found.values()]
+    given = [_empty_at_once(as_dask(x)) if lazy else x for x in found.values()]
     for x in given:
         result_dtype(x.dtype, given[0].dtype)
     return given
+
+
+def _empty_at_once(x: da.Array) -> da.Array:
+    """Axes of length 0 in one chunk each: operands that cut them otherwise have none in common."""
+    chunks = tuple(own if size else (0,) for own, size in zip(x.chunks, x.shape, strict=True))
+    return x if chunks == x.chunks else da.empty_like(x, chunks=chunks)
 
 
 def _castable(given: list[Array], dtype: Any) -> np.dtype[Any]:

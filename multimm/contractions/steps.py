@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import dask.array as da
 import numpy as np
 from dask.array.core import common_blockdim
 
@@ -142,29 +141,6 @@ def _on_diagonals(array: Array, labels: Labels) -> Term:
     return Term(array, labels)
 
 
-def _alike_without_elements(arrays: Sequence[Array], subscripts: Subscripts) -> list[Array]:
-    """Axes of length 0 in one chunk: where operands cut them differently, and if they are summed.
-
-    Dask finds no chunks for the first, and concatenates the second to blocks of another shape.
-    """
-    terms, out = subscripts
-    cuts: dict[Label, set[Blocks]] = {}
-    for x, own in zip(arrays, terms, strict=True):
-        if is_dask(x) and not x.size:
-            for label, blocks in zip(own, x.chunks, strict=True):
-                cuts.setdefault(label, set()).update([blocks] if not sum(blocks) else [])
-    joined = {x for x, found in cuts.items() if len(found) > 1 or (found and x not in out)}
-
-    def alike(x: Array, own: Labels) -> Array:
-        if not is_dask(x) or x.size or not joined & {*own}:
-            return x
-        each = zip(own, x.chunks, x.shape, strict=True)
-        chunks = tuple((0,) if label in joined and not n else c for label, c, n in each)
-        return x if chunks == x.chunks else da.empty_like(x, chunks=chunks)
-
-    return [alike(x, own) for x, own in zip(arrays, terms, strict=True)]
-
-
 def contraction(
     subscripts: Subscripts,
     arrays: Sequence[Array],
@@ -187,7 +163,6 @@ def contraction(
     dtype : dtype, optional
         Of the result, to which all operands can be cast. Default: NumPy's for them.
     """
-    arrays = _alike_without_elements(arrays, subscripts)
     given = tuple(_on_diagonals(x, own) for x, own in zip(arrays, subscripts.terms, strict=True))
     out = subscripts.out
     found = without_broadcasts(given)
