@@ -105,14 +105,18 @@ class Source:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For workers: files are opened there, and what cannot travel is read first."""
-        moved: Any = self.source if self.opener is None else self.opener
-        if self.opener is None:
-            import cloudpickle  # type: ignore[import-untyped]
+        import cloudpickle  # type: ignore[import-untyped]
 
-            try:
+        moved: Any = self.source if self.opener is None else self.opener
+        try:
+            if _of_this_process(self.source):
+                raise ValueError
+            if self.opener is None:
                 cloudpickle.dumps(self.source, protocol=5, buffer_callback=[].append)
-            except Exception:  # pickle passes on whatever an object raises
-                moved = self[(slice(None),) * self.ndim]
+            else:  # a name of what lies in memory, say, opens nothing
+                self.opener[(slice(0, 0),) * self.ndim]
+        except Exception:  # pickle passes on whatever an object raises
+            moved = self[(slice(None),) * self.ndim]
         return Source, (moved, self.shape, self.dtype, self.chunks)
 
 
@@ -142,9 +146,12 @@ class OpenedForEachRead:
 
 
 def _opener(source: Any) -> OpenedForEachRead | None:
-    """What reads the same array elsewhere, for objects that hold an open file."""
+    """What reads the same array elsewhere, for objects that hold an open file.
+
+    None where nothing can: nobody else opens a file that is being written, as HDF5 locks it.
+    """
     library, kind = type(source).__module__.partition(".")[0], type(source).__name__
-    if library == "h5py" and kind == "Dataset":
+    if library == "h5py" and kind == "Dataset" and source.file.mode == "r" and source.name:
         path = os.path.abspath(source.file.filename)
         return OpenedForEachRead("h5py", "File", path, source.name, {})
     if library == "netCDF4" and kind == "Variable":
@@ -154,6 +161,12 @@ def _opener(source: Any) -> OpenedForEachRead | None:
         settings = {f"set_auto_{read}": getattr(source, read) for read in reads}
         return OpenedForEachRead("netCDF4", "Dataset", path, name, settings)
     return None
+
+
+def _of_this_process(source: Any) -> bool:
+    """Whether it is a Zarr array at ``memory://``, which each process has for itself."""
+    system = getattr(getattr(source, "store", None), "fs", None)
+    return "memory" in getattr(system, "protocol", ())
 
 
 def _are_sizes(chunks: Any) -> bool:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pickle
 import tracemalloc
+from io import BytesIO
 
 import dask
 import dask.array as da
+import h5py
+import netCDF4
 import numpy as np
 import pytest
+import zarr
 from small import integers
 
 import multimm
@@ -91,28 +95,25 @@ def test_without_a_dask_array_all_is_computed_at_once():
 
 
 def hdf5(folder, x):
-    h5py = pytest.importorskip("h5py")
     with h5py.File(folder / "x.h5", "w") as file:
         file.create_dataset("of/x", data=x, chunks=(20, 25))
     return h5py.File(folder / "x.h5")["of/x"]
 
 
 def zarr_array(folder, x):
-    zarr = pytest.importorskip("zarr")
     made = zarr.open(folder / "x.zarr", mode="w", shape=x.shape, chunks=(20, 25), dtype=x.dtype)
     made[:] = x
     return made
 
 
 def netcdf(folder, x, **packed):
-    netcdf4 = pytest.importorskip("netCDF4")
-    with netcdf4.Dataset(folder / "x.nc", "w") as file:
+    with netCDF4.Dataset(folder / "x.nc", "w") as file:
         for name, size in zip("rc", x.shape, strict=True):
             file.createDimension(name, size)
         variable = file.createVariable("x", "i2" if packed else x.dtype, ("r", "c"), fill_value=-99)
         variable.setncatts(packed)
         variable[:] = x
-    return netcdf4.Dataset(folder / "x.nc")["x"]
+    return netCDF4.Dataset(folder / "x.nc")["x"]
 
 
 def packed_netcdf(folder, x):
@@ -297,6 +298,46 @@ def test_a_file_that_its_user_closes_before_the_product_is_computed(tmp_path, ki
         path.unlink()
     with pytest.raises(FileFormatError, match=r"/x\.(h5|nc): .*x, an operand, cannot be read"):
         c.compute()
+
+
+def hdf5_in_memory(folder, x):
+    hdf5(folder, x).file.close()
+    return h5py.File(BytesIO((folder / "x.h5").read_bytes()))["of/x"]
+
+
+def hdf5_being_written(folder, x):
+    return h5py.File(folder / "x.h5", "w").create_dataset("x", data=x)
+
+
+def netcdf_in_memory(folder, x):
+    netcdf(folder, x)
+    return netCDF4.Dataset("nowhere.nc", memory=(folder / "x.nc").read_bytes())["x"]
+
+
+def zarr_in_memory(folder, x):
+    return zarr.create_array(f"memory://{folder.name}.zarr", data=x, chunks=(20, 25))
+
+
+def gone(source):
+    """As for another process, which has neither that memory nor the lock of the file."""
+    if isinstance(source, zarr.Array):
+        source.store.fs.sync_fs.store.clear()
+    else:
+        (source.group() if hasattr(source, "group") else source.file).close()
+
+
+@pytest.mark.parametrize(
+    "kind", [hdf5_in_memory, hdf5_being_written, netcdf_in_memory, zarr_in_memory]
+)
+def test_what_no_other_process_can_open_is_read_before_it_travels(tmp_path, kind):
+    source = kind(tmp_path, B)
+    c = multimm.matmul(da.from_array(A, chunks=20), source)
+    np.testing.assert_array_equal(c.compute(), A @ B)
+    elsewhere = pickle.loads(pickle.dumps(c))
+    gone(source)
+    for path in tmp_path.glob("x.*"):
+        path.unlink()
+    np.testing.assert_array_equal(elsewhere.compute(), A @ B)
 
 
 def test_views_of_a_file_travel(tmp_path):
