@@ -263,7 +263,7 @@ def checked(
     check_beta(beta, c)
     given = {"a": a, "b": b} | ({} if c is None else {"c": c})
     made = arrays(**{name: x for name, x in given.items() if not isinstance(x, MatrixSpec)})
-    a, b, c = made.get("a", a), made.get("b", b), made.get("c", c)
+    a, b, c = _cut_as(made.get("a", a), a), _cut_as(made.get("b", b), b), made.get("c", c)
     if not stacks and not len(a.shape) == len(b.shape) == 2:
         raise ShapeError(f"gemm takes matrices, got shapes {a.shape} and {b.shape}: use matmul")
     if not (a.shape and b.shape):
@@ -310,6 +310,16 @@ def checked(
         a, b = reads_of(a, b, a_sums, b_sums), reads_of(b, a, b_sums, a_sums)
     added = c if beta != 0 else None
     return Product(a, b, added, step, options, wanted, vectors, dtype is not None)
+
+
+def _cut_as(x: Given, given: Given) -> Given:
+    """An operand in the chunks of a matrix that it was given in, also where some are empty.
+
+    Only dimensions before these are broadcast, for which `arrays` joins empty chunks.
+    """
+    if not is_dask(given) or x.chunks[-2:] == given.chunks[-2:]:
+        return x
+    return x.rechunk((*x.chunks[:-2], *given.chunks[-2:]))
 
 
 def _dtype(x: Given) -> np.dtype[Any]:

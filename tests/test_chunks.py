@@ -9,7 +9,7 @@ import pytest
 import xarray
 from clusters import counting, received
 from distributed import wait
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from small import integers
 
@@ -85,6 +85,8 @@ def shapes(most):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(shapes(6), shapes(3), shapes(6), st.sampled_from(["auto", "operands", 4, (1, -1)]))
+@example((2,), (0, 1), (1, 0), "operands")
+@example((0, 1), (3,), (0, 1), "operands")
 def test_any_chunks_give_the_same_numbers_and_the_chunks_asked_for(rows, ks, columns, chunks):
     x = integers((sum(rows), sum(ks)), 1, "float64")
     y = integers((sum(ks), sum(columns)), 2, "float64")
