@@ -31,6 +31,7 @@ from multimm.graph.data_location import (
 from multimm.graph.lazy_views import Peeled, peel
 from multimm.graph.lowering.host_downloads import below_download
 from multimm.graph.lowering.operand import reader_of, storage_of
+from multimm.graph.same_values import same_values
 from multimm.graph.shared_reads import reads_of
 from multimm.graph.tasks import multiply
 from multimm.graph.tasks.half_precision import becomes_float32, scheme_of
@@ -305,6 +306,9 @@ def checked(
         if flip_a or flip_b or conj_a or conj_b:
             trans_a, trans_b = trans_a != flip_a, trans_b != flip_b
             step = replace(step, trans_a=trans_a, trans_b=trans_b, conj_a=conj_a, conj_b=conj_b)
+        both = is_dask(a) and is_dask(b) and a.name != b.name
+        if both and same_values(a, b, turned=step.trans_a == step.trans_b):
+            b, step = a, replace(step, trans_b=not step.trans_a)
     if is_dask(a) and is_dask(b):
         a_sums, b_sums = 1 - step.trans_a, int(step.trans_b)
         a, b = reads_of(a, b, a_sums, b_sums), reads_of(b, a, b_sums, a_sums)

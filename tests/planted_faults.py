@@ -611,6 +611,15 @@ CONTRACTIONS = [
           "        if not self.asked and common_dtype(*own) == self.dtype:",
           "        if not self.asked:",
           "contractions -k beside_a_wide"),
+    Fault("a function of whole blocks counts as elementwise", "graph/same_values.py",
+          "    if isinstance(func, np.ufunc):\n", "    if callable(func):\n        return True\n"
+          "    if isinstance(func, np.ufunc):\n", "same_values"),
+    Fault("which axis of an operand is which is not compared", "graph/same_values.py",
+          "        return self._numbered((name, axes))", "        return self._numbered((name,))",
+          "same_values"),
+    Fault("other blocks of an array count as its first ones", "graph/same_values.py",
+          "        if task.args[0].key != (source, *(at[n] for n in kept)):", "        if not at:",
+          "same_values"),
     Fault("opt_einsum keeps Dask's own functions", "dispatch.py",
           "            self.originals.append((owner, name, original, wrapper))\n"
           "        _forget_what_opt_einsum_found()\n",
