@@ -183,7 +183,10 @@ def _multi_dot(name: str, args: Args, kwargs: Kwargs) -> Product:
 
 def _is_cut_along_k(x: Array, axis: int) -> bool:
     """Whether Dask has several chunks of it along an axis."""
-    chunks = x.chunks if is_dask(x) else da.core.normalize_chunks(auto(), x.shape, dtype=x.dtype)
+    if is_dask(x):
+        return len(x.chunks[axis]) > 1
+    usual = auto(x.shape, x.dtype.itemsize)
+    chunks = da.core.normalize_chunks(usual, x.shape, dtype=x.dtype)
     return len(chunks[axis]) > 1
 
 

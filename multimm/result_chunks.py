@@ -79,7 +79,7 @@ def _sizes(chunks: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[B
     try:
         if isinstance(chunks, bool) or chunks == "":  # which Dask takes for 1, and for 1 byte
             raise TypeError
-        found = normalize_chunks(auto(chunks), shape=shape, dtype=dtype)
+        found = normalize_chunks(auto(shape, dtype.itemsize, chunks), shape=shape, dtype=dtype)
         sizes = tuple(tuple(operator.index(size) for size in blocks) for blocks in found)
         fits = len(sizes) == len(shape) and all(min(blocks) >= 0 for blocks in sizes)
         fits = fits and tuple(map(sum, sizes)) == shape

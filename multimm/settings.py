@@ -6,12 +6,17 @@ Dask takes them as they are, and its errors do not say which setting they are ab
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import dask
 from dask.utils import parse_bytes
 
 from multimm.errors import OptionError, integer
+from multimm.shapes import Shape
+
+#: Chunks of one array that has none of its own; arbitrary: Dask takes minutes for as many.
+MOST_CHUNKS = 10**6
 
 
 def chunk_bytes() -> int:
@@ -19,11 +24,26 @@ def chunk_bytes() -> int:
     return int(_read("array.chunk-size", _bytes, 'bytes, such as "128MiB", above 0'))
 
 
-def auto(chunks: Any = "auto") -> Any:
+def auto(shape: Shape, itemsize: int, chunks: Any = "auto") -> Any:
     """Chunks as they are given, once it is checked that Dask can size those that are "auto"."""
-    if "auto" in (chunks if isinstance(chunks, tuple | list) else [chunks]):
-        chunk_bytes()
+    each = chunks if isinstance(chunks, tuple | list) else [chunks] * len(shape)
+    sized = [n for n, own in zip(shape, each, strict=False) if isinstance(own, str)]
+    if "auto" in each:
+        check_count(min(prod(sized), prod(shape) * itemsize // chunk_bytes()), shape)
     return chunks
+
+
+def check_count(count: int, shape: Shape) -> None:
+    """Raise `OptionError` for more chunks than an array can have, before they are listed.
+
+    The size of chunks was meant in MiB, say: Dask makes them until memory is full.
+    """
+    if count > MOST_CHUNKS:
+        raise OptionError(
+            f"Dask's setting array.chunk-size is {dask.config.get('array.chunk-size')!r}, which "
+            f"makes {count:,} chunks of shape {shape}; at most {MOST_CHUNKS:,} are made: give more "
+            'bytes, such as "128MiB"'
+        )
 
 
 def chunk_tolerance() -> float:

@@ -176,7 +176,12 @@ def _are_sizes(chunks: Any) -> bool:
 def lazily(source: Any) -> Array:
     """A Dask array of a source's parts, of which nothing has been read."""
     whole = Source(source)
-    chunks = normalize_chunks(auto(), whole.shape, dtype=whole.dtype, previous_chunks=whole.chunks)
+    chunks = normalize_chunks(
+        auto(whole.shape, whole.dtype.itemsize),
+        whole.shape,
+        dtype=whole.dtype,
+        previous_chunks=whole.chunks,
+    )
     netcdf = type(source).__module__.startswith(("netCDF4", "h5netcdf"))
     lock = SerializableLock(_NETCDF) if netcdf else False
     meta = np.empty((0,) * whole.ndim, whole.dtype)
@@ -188,7 +193,7 @@ def lazily(source: Any) -> Array:
 
 def in_blocks(x: Any, limit: int | None = None) -> Array:
     """A Dask array whose blocks are views of a NumPy or CuPy array: nothing is copied or read."""
-    chunks = normalize_chunks(_auto(x), x.shape, limit=limit, dtype=x.dtype)
+    chunks = normalize_chunks(_auto(x, limit), x.shape, limit=limit, dtype=x.dtype)
     name = f"array-{uuid.uuid4().hex}"
     places = np.ndindex(*map(len, chunks))
     blocks = {
@@ -207,9 +212,12 @@ def in_memory(x: Any) -> Array:
     return cast("Array", da.from_array(x, chunks=_auto(x), asarray=False))
 
 
-def _auto(x: Any) -> Any:
-    """Blocks of Dask's usual size, or one of Python objects, which have none."""
-    return -1 if x.dtype.hasobject else auto_of_empty(auto(), x.shape)
+def _auto(x: Any, limit: int | None = None) -> Any:
+    """Blocks of Dask's usual size, or of so many bytes; one of Python objects, which have none."""
+    if x.dtype.hasobject:
+        return -1
+    usual = "auto" if limit is not None else auto(x.shape, x.dtype.itemsize)
+    return auto_of_empty(usual, x.shape)
 
 
 def _is_mapped(x: Any) -> bool:

@@ -284,6 +284,23 @@ def test_a_broken_size_of_chunks_in_dasks_configuration_is_named(tmp_path, call,
     assert f"array.chunk-size is {given!r}: give bytes" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, path: multimm.matmul(da.ones((4, 3000), chunks=2000), x),
+        lambda x, path: multimm.einsum("ij,jk->ik", *[da.ones((8000, 8000), chunks=4000)] * 2),
+        lambda x, path: io.open_array(path),
+    ],
+)
+def test_a_size_of_chunks_that_lacks_its_unit_is_named(tmp_path, call):
+    x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", dtype="f8", shape=(3000, 3000))
+    with (
+        dask.config.set({"array.chunk-size": "16"}),  # MiB were meant
+        pytest.raises(OptionError, match=r"array\.chunk-size is '16', which makes .* chunks"),
+    ):
+        call(x, tmp_path / "x.npy")
+
+
 @pytest.mark.parametrize("given", ["foo", -2, 2.5, "3"])
 def test_a_broken_number_of_threads_in_dasks_configuration_is_named(given):
     with dask.config.set(num_workers=given), pytest.raises(OptionError, match="DASK_NUM_WORKERS"):

@@ -66,7 +66,7 @@ ALLOWED: dict[str, set[str]] = {
     "display": set(),
     "failures": set(),
     "shapes": set(),
-    "settings": set(),
+    "settings": {"shapes"},
     "errors": set(),
 }
 #: Folder inside of a part -> the folders beside it, and the other parts, that it may import. The

@@ -16,7 +16,7 @@ import numpy as np
 from multimm.contractions.subscripts import Label, Labels, written
 from multimm.planning.tiling.grid import Blocks, regular
 from multimm.result_chunks import common_chunks
-from multimm.settings import chunk_bytes, chunk_tolerance
+from multimm.settings import check_count, chunk_bytes, chunk_tolerance
 
 #: Blocks of a result are at most so many times as large as Dask's limit: arbitrary, 1 GiB as Dask
 #: comes, which a GPU computes in some milliseconds.
@@ -67,6 +67,8 @@ def limited_chunks(
     usual = chunk_bytes() // dtype.itemsize
     given = max(prod(map(max, each)) for each in chunks)
     most = TIMES * usual if gpu else max(usual, min(given, TIMES * usual))
+    shape = tuple(sum(own) for own in made.values())
+    check_count(prod(shape) // max(1, most), shape)
     uses = Counter(x for own in labels for x in {*own})
     alone = [[x for x in own if x in made and uses[x] == 1] for own in labels]
     turns = [[x] for x in out if uses[x] > 1]

@@ -225,7 +225,7 @@ def blocks(matrix: StoredMatrix, chunks: Any) -> Chunks:
     """Block sizes per dimension, as Dask writes them."""
     if chunks is None or (isinstance(chunks, str) and chunks == "auto"):
         chunks = _grouped(matrix) if matrix.chunks else "auto"
-    _check_count(matrix, auto(chunks))
+    _check_count(matrix, auto(matrix.shape, matrix.dtype.itemsize, chunks))
     try:
         blocks = normalize_chunks(
             auto_of_empty(chunks, matrix.shape), matrix.shape, dtype=matrix.dtype
