@@ -196,7 +196,7 @@ def test_wrong_blocks_are_named(client, made, message):
 def test_operands_larger_than_the_gpus_stay_in_host_memory(monkeypatch, workers, symmetric):
     """Their blocks go up k-tile by k-tile, in every row panel, no more than there is room for."""
     # Sums of blocks, k-tiles in flight: a third of what both operands and the result take.
-    (m, k, n), memory = {1: ((1100, 900, 1000), 6e6), 4: ((1500, 1300, 1400), 3.5e6)}[workers]
+    (m, k, n), memory = {1: ((1100, 900, 1000), 6e6), 4: ((1500, 1300, 1400), 4e6)}[workers]
     plan_for_little(monkeypatch, int(memory))
     for name in ("UPLOAD_S", "CHUNK_S", "COPIED_S"):  # of blocks of a few kB
         monkeypatch.setattr(host_transfers, name, 0.0)

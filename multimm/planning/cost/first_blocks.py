@@ -14,9 +14,10 @@ from multimm.planning.tiling.grid import ceil_div
 #: one of 1 MB to 1 GB took 2 ms more than its bytes would between two idle H200s, each of four of
 #: 64 or 256 MB 2.5.
 FETCH_S = {"gpu": 2e-3, "cpu": 1.2e-3}
-#: The same of those that it fetches beside products: blocks of 309 and 461 MB came one after
-#: another, and took 6 ms more each. On CPUs a byte's time has it.
-BESIDE_S = {"gpu": 4e-3, "cpu": 0.0}
+#: The same of those that it fetches beside products, as a multiple of the scheduler's time for a
+#: task, 4 ms: blocks of 309 and 461 MB came one after another, and took 6 ms more each. On CPUs a
+#: byte's time has it.
+BESIDE = {"gpu": 8.0, "cpu": 0.0}
 
 
 def link_rate(layout: Schedule, cluster: ClusterSpec) -> float:
@@ -35,7 +36,8 @@ def arrivals(
     """
     rate = link_rate(layout, cluster)
     if layout.in_place is None:
-        fetched = moved / _block_bytes(layout) * BESIDE_S[cluster.slowest.kind]
+        blocks = moved / _block_bytes(layout)
+        fetched = BESIDE[cluster.slowest.kind] * blocks * cluster.task_overhead_s
         return moved / rate + fetched, _waiting(layout, cluster, product)
     chunks, nbytes = layout.in_place.arriving
     fetched = FETCH_S[cluster.slowest.kind] * chunks

@@ -46,31 +46,41 @@ def held(layout: Schedule, cluster: ClusterSpec) -> Held:
         stay["reading storage chunks"] = reading
     finished: Terms = {"C finished": (result - each * layout.work.most_in_row_panel) * p.out_bytes}
     if p.downloaded:  # all but those of a row panel are in host memory by then
-        finished, stay = {}, stay | _coming_back(layout, each)
+        finished, stay = {}, stay | _coming_back(layout, cluster)
     spill = finished | _kept(layout, cluster, each, k_tiles) | _cut_before(layout, cluster)
     if p.c is not None:
         spill |= _addend(layout, cluster, result * p.c.itemsize)
     return stay, {name: size for name, size in spill.items() if size > 0}
 
 
-def _coming_back(layout: Schedule, each: int) -> Terms:
+def _coming_back(layout: Schedule, cluster: ClusterSpec) -> Terms:
     """Of blocks of C that are on their way to host memory: those of the row panel before."""
-    size = each * layout.work.most_in_row_panel * layout.problem.out_bytes
-    return {"C coming back": size} if layout.row_panels > 1 else {}
+    if layout.row_panels == 1:
+        return {}
+    most = max(
+        crowd(layout, cluster) * layout.work.most_in_row_panel,
+        (1 + _perhaps_made(layout, cluster)) * _block(layout),
+    )
+    return {"C coming back": most * layout.problem.out_bytes}
 
 
 def download_limit(layout: Schedule, cluster: ClusterSpec) -> int | None:
     """Bytes of C that may be on their way from a worker while it multiplies; None: any number.
 
-    `held` has room for the blocks of a row panel. Products in flight may have made some of them
-    by then, and one more may be over of which the worker does not know yet.
+    `held` has room for the blocks of a row panel, of which products in flight may have made some.
     """
-    if layout.row_panels == 1:
+    if not (room := _coming_back(layout, cluster)):
         return None
-    block = _block(layout)
-    blocks = crowd(layout, cluster) * layout.work.most_in_row_panel // block
-    most = max(1, blocks - products_at_once(layout, cluster) - layout.overlaps)
-    return most * block * layout.problem.out_bytes
+    block = _block(layout) * layout.problem.out_bytes
+    return int(room["C coming back"]) - _perhaps_made(layout, cluster) * block
+
+
+def _perhaps_made(layout: Schedule, cluster: ClusterSpec) -> int:
+    """Blocks of C that may be there beside those that come back.
+
+    Products in flight make them, and one more may be over of which the worker does not know yet.
+    """
+    return products_at_once(layout, cluster) + layout.overlaps
 
 
 def excess(held: Held, cluster: ClusterSpec) -> float:

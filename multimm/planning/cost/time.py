@@ -31,9 +31,9 @@ CHUNK = 0.11
 #: The scheduler's time for a task where it has nothing else to do, as a multiple of what is assumed
 #: of it: 256 tasks of nothing on two H200s take Dask 0.8 ms each, as many small products 1.1.
 SCHEDULED = {"gpu": 1.6, "cpu": 1.0}
-#: What Dask does in a worker's process for each of its tasks, beside running it, as a multiple of
-#: the same: 3 ms where tasks of 0.3 ms follow each other on each of two H200s, four on each.
-#: Products hide it.
+#: What Dask does in a worker for each task that computes, beside running it, as a multiple
+#: of the same: 3 ms where tasks of 0.3 ms follow each other on each of two H200s, four on each.
+#: Products hide it. (Of copies to and from host memory, which have threads, it is not known.)
 IN_WORKER = {"gpu": 5.0, "cpu": 0.0}
 #: From the end of one task to the beginning of the next in the same thread, as a multiple of the
 #: scheduler's time for a task: 0.2 ms on H200s, 2 to 3 ms where workers share two cores with each
@@ -169,7 +169,7 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
         "launching": _launching(layout, device, products + packing + handing_on),
         "between tasks": _between_tasks(layout, cluster, tasks)
         + held_up(layout, cluster, up + first_up + back),
-        "scheduling": _scheduling(tasks, cluster),
+        "scheduling": _scheduling(tasks, layout.tasks + cuts, cluster),
         "starting": starting(p, cluster, tasks),
         "from step to step": (_steps(layout) + levels) * STEP * cluster.task_overhead_s,
         "first blocks": first + first_up,
@@ -186,10 +186,10 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
     return terms
 
 
-def _scheduling(tasks: int, cluster: ClusterSpec) -> float:
-    """Seconds that Dask takes for so many tasks: the scheduler for all, or a worker for its own."""
-    kind, each = cluster.slowest.kind, ceil_div(tasks, cluster.workers)
-    return max(SCHEDULED[kind] * tasks, IN_WORKER[kind] * each) * cluster.task_overhead_s
+def _scheduling(tasks: int, computing: int, cluster: ClusterSpec) -> float:
+    """Seconds of the scheduler for all tasks, or of a worker for its own that compute."""
+    kind, own = cluster.slowest.kind, ceil_div(computing, cluster.workers)
+    return max(SCHEDULED[kind] * tasks, IN_WORKER[kind] * own) * cluster.task_overhead_s
 
 
 def _between_tasks(layout: Schedule, cluster: ClusterSpec, tasks: int) -> float:
