@@ -284,6 +284,13 @@ MEMORY = (
         "read_ahead",
     ),
     Fault(
+        "chunks that tasks make are joined without bound",
+        "planning/tiling/counts.py",
+        "if made[0] and len(b.chunks[-1]) == 1:",
+        "if False:",
+        "consumers -k many_small",
+    ),
+    Fault(
         "what the process holds already is planned with",
         "cluster/local.py",
         "process_bytes=min(limit, -(-held // step) * step),",

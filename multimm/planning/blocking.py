@@ -28,7 +28,7 @@ from multimm.planning.tiling.counts import (
     Cut,
     count_c,
     count_k_tiles,
-    most_elements,
+    most_of,
     usual_edges,
     without_blas,
 )
@@ -110,7 +110,7 @@ def _blocks(
     least = min(edge, usual_edges(problem, cluster)[1])
     as_given = cut.given and problem.batch_chunked
     wanted = CHAINS * cluster.threads * grid.p_m
-    most = most_elements(problem, cluster)
+    most = most_of(problem, cluster)
     stacked = min(edge, isqrt(4 * most.stack))
     batch = problem.batch_chunks if as_given else batch_blocks(problem, stacked, wanted)
     parallel = prod(len(blocks) for blocks in batch)
@@ -123,16 +123,16 @@ def _blocks(
     if k_parts and cut.given:
         k_k_tiles = choose_parts(problem, k_parts, k_tiles, keep)
     else:
-        k_k_tiles = choose_k_tiles(problem, grid, k_tiles, options.slabs, keep)
+        k_k_tiles = choose_k_tiles(problem, grid, k_tiles, options.slabs, keep, most.k)
     (rows, cols), (block_m, block_n) = counts, options.edges
     halves = problem.symmetric and block_m == block_n
     along = rows if halves else grid.p_m
-    m_blocks = choose_side(problem, -2, rows, along, block_m, keep)
+    m_blocks = choose_side(problem, -2, rows, along, block_m, keep, most.m)
     band = ceil_div(parallel * len(m_blocks), grid.p_m)
     if halves:
         blocks = batch, m_blocks, m_blocks, k_k_tiles
         return Schedule(problem, grid, *blocks, band, mirrors=True, k_parts=k_parts)
-    n_blocks = choose_side(problem, -1, cols, grid.p_n, block_n, keep)
+    n_blocks = choose_side(problem, -1, cols, grid.p_n, block_n, keep, most.n)
     blocks = batch, m_blocks, n_blocks, k_k_tiles
     return Schedule(problem, grid, *blocks, band, k_parts=k_parts)
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import lru_cache
-from math import inf
+from math import inf, prod
 
 from multimm.display.units import duration, human
 from multimm.planning.candidates.in_place import in_place, parts_in_place
@@ -40,7 +40,7 @@ from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
 from multimm.planning.search import NEARLY, Rank, candidates, cut_alike, first_look, ranked
-from multimm.planning.tiling.counts import AS_USUAL, Cut, bounds_blocks, most_elements
+from multimm.planning.tiling.counts import AS_USUAL, JOINED, Cut, bounds_blocks, most_of
 from multimm.planning.tiling.grid import Grid
 
 #: Plans that were seen to take longer than predicted have to be so many times as fast as others, or
@@ -76,10 +76,6 @@ FEWER_WORKERS_BYTES = {"cpu": 0, "gpu": 1e9}
 SMALL_SECONDS = 0.01
 #: ... and whose blocks together are no larger than this: arbitrary.
 SMALL_BYTES = 64_000_000
-#: ... or than this in a process without workers, where operands are made by tasks. One task holds
-#: all of them, and joined once more; blocks hold what Dask's do, in as much processor time: X'Y of
-#: 60000 x 100 in 15 chunks takes 12 MB for 106, and 34 ms for 41. Arbitrary: a plan takes longer.
-SMALL_LAZY_BYTES = 1_000_000
 #: ... and for which no more chunks come from other CPU workers that have made them. One task waits
 #: for them all, and Dask makes them wherever a worker is free; chunks of several blocks are made
 #: where they are multiplied. With 16 that come one task takes no more of two workers' processors
@@ -248,13 +244,14 @@ def is_small(problem: Problem, cluster: ClusterSpec) -> bool:
     """One worker finishes it before others could be told, and waits for few chunks of theirs."""
     seconds = problem.flops / (cost_time.product_gflops(problem, cluster.slowest) * 1e9)
     size = problem.a.nbytes + problem.b.nbytes + problem.result_bytes
-    if problem.batch * problem.m * problem.n > cluster.threads * most_elements(problem, cluster).c:
+    if problem.batch * problem.m * problem.n > cluster.threads * most_of(problem, cluster).c:
         return False
     if _fetches(problem, cluster) > SMALL_FETCHES:
         return False
-    held = problem.awaited and bounds_blocks(cluster)
-    most = SMALL_LAZY_BYTES if held else SMALL_BYTES
-    return seconds <= SMALL_SECONDS and size <= min(most, cluster.budget_bytes)
+    made = sum(prod(spec.shape) for spec in (problem.a, problem.b)) * problem.awaited
+    if made > JOINED and bounds_blocks(cluster):  # one task holds all of it, and joined once more
+        return False
+    return seconds <= SMALL_SECONDS and size <= min(SMALL_BYTES, cluster.budget_bytes)
 
 
 def _fetches(problem: Problem, cluster: ClusterSpec) -> float:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from multimm.planning.cost.memory import crowd
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.schedule import SHORT, Schedule
+from multimm.planning.tiling.counts import MOST_ELEMENTS, bounds_blocks, most_of
 from multimm.planning.tiling.grid import Grid, ceil_div
 
 #: Bytes of such operands that may lie in memory at once, what share of all that a worker
@@ -70,20 +71,28 @@ def _made_ahead(layout: Schedule, cluster: ClusterSpec) -> int:
     if _runs_ahead(layout, cluster):
         return _operands(layout, cluster)
     steps = min(SHORT, layout.links) if _few_blocks(layout, cluster) else 1
-    in_use = sum(_made_at_once(layout, role, size) for role, size in layout.operands.in_use.items())
-    ahead = cluster.threads * steps * layout.k_tiles_per_task * in_use
+    tasks = cluster.threads * steps * layout.k_tiles_per_task
+    ahead = sum(_made_at_once(layout, cluster, role, tasks) for role in layout.operands.in_use)
     return min(ahead, _operands(layout, cluster))
 
 
-def _made_at_once(layout: Schedule, role: str, in_use: int) -> int:
-    """Bytes that tasks make of an operand of which so many are multiplied: whole chunks along k.
+def _made_at_once(layout: Schedule, cluster: ClusterSpec, role: str, tasks: int) -> int:
+    """Bytes that tasks make of an operand that so many others multiply: whole chunks along k.
 
-    One that is a single chunk is there as a whole, whatever is multiplied of it.
+    What is a single chunk along k is there as a whole, whatever is multiplied of it.
     """
-    chunks = layout.spec(role).chunks[-1 if role == "a" else -2]
-    if len(chunks) == 1:
-        return in_use
-    return max(in_use, in_use * max(chunks) // max(layout.k_tiles))
+    spec, in_use = layout.spec(role), layout.operands.in_use[role]
+    chunks = spec.chunks[-1 if role == "a" else -2]
+    if bounds_blocks(cluster):
+        if spec.blocks == 1:
+            return spec.nbytes
+        most = most_of(layout.problem, cluster)
+        length, blocks = (most.m, layout.m_blocks) if role == "a" else (most.n, layout.n_blocks)
+        if length < MOST_ELEMENTS:  # each task takes a block, and no other one takes it again
+            in_use //= len(blocks)
+    elif len(chunks) == 1:
+        return tasks * in_use
+    return tasks * max(in_use, in_use * max(chunks) // max(layout.k_tiles))
 
 
 def _operands(layout: Schedule, cluster: ClusterSpec) -> int:

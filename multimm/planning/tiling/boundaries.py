@@ -8,6 +8,7 @@ into their union.
 from __future__ import annotations
 
 from multimm.planning.problem import Problem
+from multimm.planning.tiling.counts import LONGEST
 from multimm.planning.tiling.grid import (
     Blocks,
     Grid,
@@ -54,12 +55,12 @@ def batch_blocks(problem: Problem, edge: int, wanted: int) -> tuple[Blocks, ...]
 
 
 def choose_k_tiles(
-    problem: Problem, grid: Grid, count: int, fixed: int | None, keep: int
+    problem: Problem, grid: Grid, count: int, fixed: int | None, keep: int, most: int
 ) -> Blocks:
     """The operand that lies somewhere, or else the larger one, keeps its chunks along k."""
     given = (problem.a, -1), (problem.b, -2)
     spec, axis = max(given, key=lambda x: (bool(x[0].owners), x[0].nbytes))
-    return choose(problem.k, count, grid.p_k, spec.chunks[axis], fixed, keep)
+    return choose(problem.k, count, grid.p_k, spec.chunks[axis], fixed, keep, most)
 
 
 def choose_parts(problem: Problem, parts: Blocks, count: int, keep: int) -> Blocks:
@@ -98,6 +99,7 @@ def choose_side(
     workers: int,
     fixed: int | None,
     keep: int,
+    most: int,
 ) -> Blocks:
     """Block rows of C (axis -2), or its block columns (-1).
 
@@ -107,7 +109,7 @@ def choose_side(
     """
     spec, result = problem.a if axis == -2 else problem.b, not problem.chunks
     chunks = spec.chunks if keep or result else problem.chunks
-    return choose(spec.shape[axis], count, workers, chunks[axis], fixed, keep, result=result)
+    return choose(spec.shape[axis], count, workers, chunks[axis], fixed, keep, most, result=result)
 
 
 def choose(
@@ -117,18 +119,22 @@ def choose(
     chunks: Blocks,
     fixed: int | None,
     keep: int,
+    most: int,
     *,
     result: bool = False,
 ) -> Blocks:
     """The given chunks, joined, if they serve as well as `count` even blocks; else those.
 
     With `keep`, they are taken as they are, those below that length joined. Of a `result`, what is
-    joined is regular where it can be, and what is not is, always.
+    joined is regular where it can be, and what is not is, always. Blocks are about `most` long at
+    most, and then of any number of chunks.
     """
     if fixed is not None:
         return regular(size, fixed)
 
-    if keep and min(2, workers) <= len(chunks) <= MOST_CHUNKS:  # one block serves one worker
+    keep, count = min(keep, most), max(count, ceil_div(size, most))
+    most_chunks = LONGEST if most < size else MOST_CHUNKS
+    if keep and min(2, workers) <= len(chunks) <= most_chunks:  # one block serves one worker
         return group_regular(chunks, keep, workers) if result else group(chunks, keep)
     blocks = _evenly(size, count, workers)
     if result and not is_regular(blocks):

@@ -9,6 +9,7 @@ from math import ceil, isqrt, prod
 from typing import NamedTuple
 
 from multimm.planning.hardware import ClusterSpec
+from multimm.planning.matrix import MatrixSpec
 from multimm.planning.problem import Problem
 from multimm.planning.tiling.grid import Grid, ceil_div, remembered
 
@@ -35,6 +36,10 @@ MOST_BLOCK_ROWS = 64
 LONGEST = 5_000
 #: Elements of an operand's block, at most: the largest that were ever multiplied, on an H200.
 MOST_ELEMENTS = 2**31
+#: Elements up to which chunks that tasks make are joined in a process without workers: a megabyte
+#: of float64. Half of that takes 10000 chunks of 100 squares 1.4 times as long; with twice as many
+#: stacks hold 1.5 times what Dask's product does.
+JOINED = 2**17
 
 
 class Cut(NamedTuple):
@@ -64,10 +69,13 @@ def usual_edges(problem: Problem, cluster: ClusterSpec) -> tuple[int, int]:
 
 
 class Most(NamedTuple):
-    """Elements of a block, at most."""
+    """How large blocks may be."""
 
-    c: int = MOST_ELEMENTS  #: of each matrix
-    stack: int = MOST_ELEMENTS  #: of all matrices that are joined
+    c: int = MOST_ELEMENTS  #: elements of C, of each matrix
+    stack: int = MOST_ELEMENTS  #: elements of all matrices that are joined
+    m: int = MOST_ELEMENTS  #: rows of A
+    n: int = MOST_ELEMENTS  #: columns of B
+    k: int = MOST_ELEMENTS  #: columns of A, and rows of B
 
 
 def bounds_blocks(cluster: ClusterSpec) -> bool:
@@ -75,7 +83,9 @@ def bounds_blocks(cluster: ClusterSpec) -> bool:
     return cluster.alone and cluster.slowest.kind == "cpu" and not cluster.slowest.spills
 
 
-def most_elements(problem: Problem, cluster: ClusterSpec) -> Most:
+# Asked for with every layout.
+@remembered
+def most_of(problem: Problem, cluster: ClusterSpec) -> Most:
     """How large blocks may be, whatever their sides are.
 
     Whatever uses C works on as many of its blocks at once as there are threads, and holds each
@@ -83,14 +93,38 @@ def most_elements(problem: Problem, cluster: ClusterSpec) -> Most:
     those of Dask's own product: rows as A's chunks have, columns as B's. Below a least block chunks
     are joined. Workers take larger blocks, for each task costs them a message
     (docs/decisions/memory-and-faults.md).
+
+    The same goes for operands that tasks make: Dask's product lets go of a chunk once all blocks of
+    C have it. Where that is one, we do so as well.
     """
     if not bounds_blocks(cluster):
         return Most()
-    least = usual_edges(problem, cluster)[1] ** 2
-    a, b = (tuple(map(max, spec.chunks[-2:])) for spec in (problem.a, problem.b))
-    c = a[0] * b[1]
-    stack = max(c, prod(a), prod(b)) * prod(map(max, problem.batch_chunks))
-    return Most(*(min(MOST_ELEMENTS, max(least, size)) for size in (c, stack)))
+    a, b, batch = problem.a, problem.b, prod(map(max, problem.batch_chunks))
+    (rows, k_of_a), (k_of_b, columns) = (tuple(map(max, x.chunks[-2:])) for x in (a, b))
+    c = max(usual_edges(problem, cluster)[1] ** 2, rows * columns)
+    stack = max(JOINED, batch * max(rows * columns, rows * k_of_a, k_of_b * columns))
+    most = Most(*(min(MOST_ELEMENTS, size) for size in (c, stack)))
+    made = [problem.awaited and not read for read in problem.rereadable]
+    if made[0] and len(b.chunks[-1]) == 1:
+        m, k = _longest(a, batch)
+        most = most._replace(m=m, k=k)
+    if made[1] and len(a.chunks[-2]) == 1:
+        n, k = _longest(b.T, batch)
+        most = most._replace(n=n, k=min(k, most.k))
+    return most
+
+
+def _longest(spec: MatrixSpec, batch: int) -> tuple[int, int]:
+    """Rows and columns of an operand's block that is as large as a chunk, or as what is joined.
+
+    Few rows rather than a short k; and no more blocks along a side than are planned well.
+    """
+    rows, columns = (max(1, *chunks) for chunks in spec.chunks[-2:])
+    most = max(JOINED, rows * columns * batch) // max(1, batch)
+    many_rows = max(rows, most // max(1, spec.cols) // rows * rows)
+    many_columns = max(columns, most // min(many_rows, max(1, spec.rows)) // columns * columns)
+    least_rows, least_columns = (ceil_div(size, LONGEST) for size in spec.shape[-2:])
+    return max(many_rows, least_rows), max(many_columns, least_columns)
 
 
 def count_c(
