@@ -258,8 +258,8 @@ MEMORY = (
     Fault(
         "more of C may be on its way from a GPU than has room",
         "planning/cost/memory.py",
-        "max(1, blocks - products_at_once(layout, cluster) - layout.overlaps)",
-        "blocks + products_at_once(layout, cluster)",
+        'return int(room["C coming back"]) - _perhaps_made(layout, cluster) * block',
+        'return int(room["C coming back"]) + _perhaps_made(layout, cluster) * block',
         "memory -k leave_a_gpu",
     ),
     Fault(

@@ -83,6 +83,8 @@ def _made_at_once(layout: Schedule, cluster: ClusterSpec, role: str, tasks: int)
     """
     spec, in_use = layout.spec(role), layout.operands.in_use[role]
     chunks = spec.chunks[-1 if role == "a" else -2]
+    if not in_use:
+        return 0
     if bounds_blocks(cluster):
         if spec.blocks == 1:
             return spec.nbytes
