@@ -105,19 +105,25 @@ class Source:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For workers: files are opened there, and what cannot travel is read first."""
+        moved: Any = self.source if self.opener is None else self.opener
+        if not self._is_elsewhere():
+            moved = self[(slice(None),) * self.ndim]
+        return Source, (moved, self.shape, self.dtype, self.chunks)
+
+    def _is_elsewhere(self) -> bool:
+        """Whether another process reads the same."""
         import cloudpickle  # type: ignore[import-untyped]
 
-        moved: Any = self.source if self.opener is None else self.opener
+        if _of_this_process(self.source):
+            return False
         try:
-            if _of_this_process(self.source):
-                raise ValueError
             if self.opener is None:
                 cloudpickle.dumps(self.source, protocol=5, buffer_callback=[].append)
             else:  # a name of what lies in memory, say, opens nothing
                 self.opener[(slice(0, 0),) * self.ndim]
         except Exception:  # pickle passes on whatever an object raises
-            moved = self[(slice(None),) * self.ndim]
-        return Source, (moved, self.shape, self.dtype, self.chunks)
+            return False
+        return True
 
 
 @dataclass

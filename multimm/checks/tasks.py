@@ -89,10 +89,8 @@ def _in_strips(total: _Task) -> Callable[[_Task], _Task]:
             block = plain(block, "a block that is checked")
 
             def look(strip: Any, other: Any) -> Any:
-                def here(strip: Any) -> Any:
-                    return to_numpy(task(strip, other, rule))
-
-                return on_device(here, strip) if hosted and block.size else here(strip)
+                there = functools.partial(_as_rows, task, other, rule)
+                return on_device(there, strip) if hosted and block.size else there(strip)
 
             rows, columns = block.shape[-2:]
             longer = max(rows, columns)
@@ -108,6 +106,10 @@ def _in_strips(total: _Task) -> Callable[[_Task], _Task]:
         return run
 
     return wrapped
+
+
+def _as_rows(task: _Task, other: Any, rule: Rule, strip: Any) -> Any:
+    return to_numpy(task(strip, other, rule))
 
 
 @checking
