@@ -72,7 +72,7 @@ if __name__ == "__main__":
     gc.freeze()
     frozen, counts = gc.get_freeze_count(), []
     settings = {"processes": False, "protocol": "tcp", "memory_limit": 2**30}
-    with LocalCluster(n_workers=2, dashboard_address=None, **settings) as cluster:
+    with LocalCluster(n_workers=2, dashboard_address="127.0.0.1:0", **settings) as cluster:
         with mc.connect(cluster.scheduler_address, overlap=True):
             counts.append(gc.get_freeze_count())
     counts.append(gc.get_freeze_count())

@@ -16,8 +16,9 @@ import object_server
 import pytest
 import s3fs
 import zarr
+from clusters import in_threads
 from commands import python
-from distributed import Client, LocalCluster
+from distributed import Client
 
 import multimm
 from multimm import io
@@ -260,7 +261,7 @@ def test_what_goes_wrong_keeps_its_type_and_its_secret(folder, name, scheduler, 
     objects = files(folder, date=None, tags=False)
     with (
         object_server.served(objects) as address,
-        LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster,
+        in_threads(1) as cluster,
         Client(cluster),
         dask.config.set(scheduler=scheduler),
     ):
