@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,14 @@ from multimm.files import remote
 from multimm.files.identity import Source, State, of_stat, same, settled, state
 from multimm.files.storage_chunks import boxes, fill
 from multimm.files.stored import NUMERIC_KINDS, Location, StoredMatrix, Where, allocate
+
+#: Bytes of a header at most, as for NumPy.
+_LONGEST = 10_000
+#: The text that NumPy and most others write; sizes stand behind the version, in 2 bytes or in 4.
+_HEADER = re.compile(
+    rb"\{ *'descr': *'([^']+)', *'fortran_order': *(True|False),"
+    rb" *'shape': *\( *((?:\d+, *)+\d*|) *\),? *\}\s*"
+)
 
 
 def inspect(place: Location) -> StoredMatrix:
@@ -49,11 +58,21 @@ def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, whether columns are contiguous, and dtype; the file stands at the first element."""
     file.seek(0)
     version = np.lib.format.read_magic(file)
-    headers = np.lib.format
-    read_header = (
-        headers.read_array_header_1_0 if version == (1, 0) else headers.read_array_header_2_0
-    )
-    shape, fortran, dtype = read_header(file)
+    begin = file.tell()
+    # Note: NumPy parses with `ast`, which fails now and then while another thread does the same
+    # (gh-106905 of CPython, in 3.11 before 3.11.8). What is written otherwise is left to NumPy.
+    size = int.from_bytes(file.read(2 if version == (1, 0) else 4), "little")
+    if size <= _LONGEST and (usual := _HEADER.fullmatch(file.read(size))):
+        descr, fortran_order, lengths = (part.decode() for part in usual.groups())
+        shape = tuple(int(length) for length in lengths.split(",") if length.strip())
+        fortran, dtype = fortran_order == "True", np.dtype(descr)
+    else:
+        file.seek(begin)
+        headers = np.lib.format
+        read_header = (
+            headers.read_array_header_1_0 if version == (1, 0) else headers.read_array_header_2_0
+        )
+        shape, fortran, dtype = read_header(file)
     return shape, fortran and len(shape) > 1, dtype
 
 

@@ -1,0 +1,82 @@
+"""Headers of .npy files: those that others wrote, and what other threads do meanwhile."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import math
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from multimm import io
+from multimm.errors import FileFormatError
+
+
+def test_npy_is_read_while_other_threads_parse_python(tmp_path):
+    # CPython 3.11.7 parses wrongly where another thread does, too: gh-106905.
+    path = tmp_path / "m.npy"
+    np.save(path, np.arange(12.0).reshape(3, 4))
+    expected = np.load(path)
+    thresholds, switches, stopped = gc.get_threshold(), sys.getswitchinterval(), threading.Event()
+    reader = threading.get_ident()
+
+    def let_others_run(*_):
+        if threading.get_ident() == reader:
+            time.sleep(1e-4)
+
+    def parse():
+        while not stopped.is_set():
+            with suppress(SystemError):
+                ast.parse("[1, 2]")
+
+    other = threading.Thread(target=parse)
+    other.start()
+    gc.callbacks.append(let_others_run)
+    sys.setswitchinterval(1e-5)
+    try:
+        for threshold in range(10, 60):
+            gc.set_threshold(threshold)
+            read = io.open_array(path).compute(scheduler="sync")
+            np.testing.assert_array_equal(read, expected)
+    finally:
+        gc.callbacks.remove(let_others_run)
+        gc.set_threshold(*thresholds)
+        sys.setswitchinterval(switches)
+        stopped.set()
+        other.join()
+
+
+@pytest.mark.parametrize(
+    ("shape", "written"),
+    [
+        ((), "{'descr': '<f8', 'fortran_order': False, 'shape': ()}"),
+        ((5,), "{'descr':'<f8','fortran_order':False,'shape':(5,),}"),
+        ((5,), "{'shape': (5,), 'fortran_order': False, 'descr': \"<f8\"}"),
+        ((2, 3), "{'descr': '<f8', 'fortran_order': False, 'shape': (2,3), }     \n"),
+        ((5,), "{'descr': '<f8', 'fortran_order': False, 'shape': (5), }"),
+        ((5,), "{'descr': '<f8', 'fortran_order': 0, 'shape': (5,), }"),
+        ((5,), "{'descr': '<z8', 'fortran_order': False, 'shape': (5,), }"),
+        ((5,), "{'descr': '<f8', 'fortran_order': False, 'shape': (5,), 'more': 1}"),
+    ],
+)
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_headers_of_other_writers_are_read_as_numpy_reads_them(tmp_path, version, shape, written):
+    path = tmp_path / "m.npy"
+    size = len(written).to_bytes(2 if version == 1 else 4, "little")
+    values = np.arange(math.prod(shape) * 1.0)
+    path.write_bytes(
+        b"\x93NUMPY" + bytes([version, 0]) + size + written.encode() + values.tobytes()
+    )
+    try:
+        expected = np.load(path)
+    except ValueError:
+        with pytest.raises(FileFormatError, match=r"not a readable \.npy"):
+            io.open_array(path)
+        return
+    if shape:
+        np.testing.assert_array_equal(io.open_array(path), expected)
