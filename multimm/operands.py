@@ -26,6 +26,7 @@ from multimm.errors import (
     OptionError,
     ShapeError,
     kind_of,
+    one_line,
 )
 
 if TYPE_CHECKING:
@@ -177,12 +178,17 @@ def _check_kind(x: Any, name: str) -> None:
 def _converted(x: Any, name: str) -> Array:
     try:
         made = np.asanyarray(x)
-        if isinstance(made, np.ma.MaskedArray) and not np.ma.is_masked(made):
-            made = made.data  # of netCDF4, whether elements are missing or not
-        _check_block_type(made, name)
-        return plain(made)
     except ValueError as error:
         raise ShapeError(f"{name} is no array: {error}") from None
+    except (TypeError, RuntimeError) as error:  # a Dataset of xarray, say, or a tensor of PyTorch
+        raise ArrayTypeError(
+            f"{name} is a {kind_of(x)}, of which NumPy makes no array ({one_line(error)}): pass a "
+            "NumPy, CuPy or Dask array"
+        ) from error
+    if isinstance(made, np.ma.MaskedArray) and not np.ma.is_masked(made):
+        made = made.data  # of netCDF4, whether elements are missing or not
+    _check_block_type(made, name)
+    return plain(made)
 
 
 def is_dask(x: Any) -> bool:

@@ -222,6 +222,21 @@ def test_lists_that_cannot_be_used_are_refused_in_one_line(rows, computed):
     assert not computed
 
 
+@pytest.mark.parametrize("reason", [TypeError, RuntimeError])
+def test_what_numpy_makes_no_array_of_is_refused_in_one_line(reason):
+    # As a Dataset of xarray does, and a tensor of PyTorch with a gradient, or on a GPU.
+    class Held:
+        def __array__(self, dtype=None, copy=None):
+            raise reason("call .values\nbefore")
+
+    for given in Held(), [Held()]:
+        for call in (multimm.matmul, multimm.plan, multimm.tensordot):
+            for other in (B, da.from_array(B, chunks=20)):
+                with pytest.raises(ArrayTypeError, match=r"call \.values before") as info:
+                    call(given, other)
+                assert "\n" not in str(info.value)
+
+
 def test_units_are_not_dropped():
     class Quantity:
         """As pint's: numbers with a unit, and arithmetic of its own."""
