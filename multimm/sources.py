@@ -7,6 +7,7 @@ and a NumPy array that is large or mapped from a file is neither copied nor look
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import uuid
@@ -119,6 +120,8 @@ class Source:
         try:
             if self.opener is None:
                 cloudpickle.dumps(self.source, protocol=5, buffer_callback=[].append)
+            elif self.opener.is_written():  # netCDF's library does not say how it opened a file
+                return False
             else:  # a name of what lies in memory, say, opens nothing
                 self.opener[(slice(0, 0),) * self.ndim]
         except Exception:  # pickle passes on whatever an object raises
@@ -135,6 +138,17 @@ class OpenedForEachRead:
     path: str
     name: str  #: of the array in the file
     settings: dict[str, Any]  #: methods that are called with a value each, to read as the original
+
+    def is_written(self) -> bool:
+        """Whether it is open for writing: HDF5 locks such a file."""
+        with open(self.path, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            except OSError:  # a file system without locks
+                return False
+        return False
 
     def __getitem__(self, where: Any) -> Any:
         """A part of the array."""

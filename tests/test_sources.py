@@ -329,6 +329,11 @@ def netcdf_in_memory(folder, x):
     return netCDF4.Dataset("nowhere.nc", memory=(folder / "x.nc").read_bytes())["x"]
 
 
+def netcdf_being_written(folder, x):
+    netcdf(folder, x).group().close()
+    return netCDF4.Dataset(folder / "x.nc", "a")["x"]
+
+
 def zarr_in_memory(folder, x):
     return zarr.create_array(f"memory://{folder.name}.zarr", data=x, chunks=(20, 25))
 
@@ -342,7 +347,8 @@ def gone(source):
 
 
 @pytest.mark.parametrize(
-    "kind", [hdf5_in_memory, hdf5_being_written, netcdf_in_memory, zarr_in_memory]
+    "kind",
+    [hdf5_in_memory, hdf5_being_written, netcdf_in_memory, netcdf_being_written, zarr_in_memory],
 )
 def test_what_no_other_process_can_open_is_read_before_it_travels(tmp_path, kind):
     source = kind(tmp_path, B)
