@@ -646,8 +646,6 @@ WIDE_RANGE = [
 READING = [
     Fault("a product of what needs all of X before reads X once", "graph/shared_reads.py",
           "if fit and _block_by_block(y, name) else x", "if fit else x", "shared_reads"),
-    Fault("a chunk that is cut short is decoded from what the memory held", "files/zarr_chunks.py",
-          "encoded.size < _told_by_blosc(encoded)", "False", "zarr_chunks"),
     Fault("blocks of an array that is another's lie anywhere", "products.py",
           "owners = cluster.ranks(makers_of(x, beside, cluster.workers))", "owners = ()", "owners"),
 ]  # fmt: skip

@@ -6,16 +6,16 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from distributed import LocalCluster
 
 import multimm
-from multimm.errors import MemoryBudgetError
-from multimm.files import locate, storage_chunks
+from multimm.errors import FileFormatError, MemoryBudgetError
+from multimm.files import graph, locate, storage_chunks
 from multimm.files import zarr as zarr_files
-from multimm.files.zarr_chunks import WholeChunks
 from multimm.graph.lowering.operand import storage_of
 from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import reading
@@ -32,6 +32,7 @@ from multimm.planning.spec import (
 )
 
 zarr = pytest.importorskip("zarr")
+LocalStore = pytest.importorskip("zarr.storage").LocalStore
 h5py = pytest.importorskip("h5py")
 RNG = np.random.default_rng(0)
 X = RNG.integers(-3, 4, (600, 230)).astype("f4")
@@ -63,13 +64,13 @@ def planned(a: MatrixSpec, b: MatrixSpec, cluster: ClusterSpec) -> MatmulPlan:
     ("options", "chunk", "codec"),
     [
         ({"chunks": (100, 50), "compressors": None}, (100, 50), ""),
-        ({"chunks": (100, 50)}, (100, 50), "zstd"),
+        ({"chunks": (100, 50)}, (100, 50), "other"),
         ({"chunks": (100, 50), "shards": (200, 100)}, (100, 50), "other"),
-        ({"chunks": (100, 50), "compressors": zarr.codecs.GzipCodec()}, (100, 50), "gzip"),
+        ({"chunks": (100, 50), "compressors": zarr.codecs.GzipCodec()}, (100, 50), "slow"),
         (
             {"chunks": (100, 50), "zarr_format": 2, "compressors": None, "order": "F"},
             (100, 50),
-            "by Zarr",
+            "",
         ),
     ],
 )
@@ -139,13 +140,13 @@ def test_as_many_chunks_are_decoded_as_planned(tmp_path, monkeypatch, trans_a, b
     lazy, options = (a.T if trans_a else a, b), {"blocks": blocks, "slabs": 90}
     plan = multimm.plan(*lazy, **options)
     read: Counter[str] = Counter()
-    decode = WholeChunks._decode
+    get = LocalStore.get
 
-    def counted(self, path, decoded):
-        read[Path(self.folder).name[0]] += 1
-        return decode(self, path, decoded)
+    async def counted(self, key, *more, **options):
+        read[self.root.name[0]] += key.startswith("c/")
+        return await get(self, key, *more, **options)
 
-    monkeypatch.setattr(WholeChunks, "_decode", counted)
+    monkeypatch.setattr(LocalStore, "get", counted)
     c = multimm.matmul(*lazy, **options).compute(scheduler="sync")
     np.testing.assert_array_equal(c, X @ X.T[:, :120])
     assert dict(read) == {role: reading.decodes(plan.layout, role) for role in "ab"}
@@ -154,14 +155,14 @@ def test_as_many_chunks_are_decoded_as_planned(tmp_path, monkeypatch, trans_a, b
 class Meeting:
     """An array whose boxes wait until as many are read at the same time."""
 
-    def __init__(self, array, together):
-        self._array, self._met = array, threading.Barrier(together)
+    def __init__(self, array, met):
+        self._array, self._met = array, met
 
     def __getattr__(self, name):
         return getattr(self._array, name)
 
     def __getitem__(self, where):
-        self._met.wait(10)  # raises if fewer come
+        self._met.wait(30)  # raises if fewer come
         return self._array[where]
 
 
@@ -169,24 +170,10 @@ class Meeting:
 def test_gpu_workers_decode_several_chunks_at_a_time(tmp_path, monkeypatch, together):
     zarr.create_array(tmp_path / "x.zarr", data=X, chunks=(100, 50))
     matrix, where = inspect(tmp_path / "x.zarr"), (slice(110, 440), slice(30, 100))  # 4 x 2 chunks
-    met, decode = threading.Barrier(together), WholeChunks._decode
-
-    def meet(self, path, decoded):
-        met.wait(10)  # raises if fewer come
-        return decode(self, path, decoded)
-
-    monkeypatch.setattr(WholeChunks, "_decode", meet)
-    np.testing.assert_array_equal(zarr_files.read(matrix, where, together), X[where])
-
-
-@pytest.mark.parametrize("together", [1, 2, 4])
-def test_gpu_workers_have_zarr_decode_several_chunks_at_a_time(tmp_path, monkeypatch, together):
-    zarr.create_array(tmp_path / "x.zarr", data=X, chunks=(100, 50), order="F", zarr_format=2)
-    matrix, where = inspect(tmp_path / "x.zarr"), (slice(110, 440), slice(30, 100))  # 4 x 2 chunks
     one = partial(storage_chunks.boxes, most=100 * 50 * 4)
     monkeypatch.setattr(zarr_files, "boxes", one)
-    real = zarr_files._array
-    monkeypatch.setattr(zarr_files, "_array", lambda matrix: Meeting(real(matrix), together))
+    real, met = zarr_files._array, threading.Barrier(together)
+    monkeypatch.setattr(zarr_files, "_array", lambda matrix: Meeting(real(matrix), met))
     np.testing.assert_array_equal(zarr_files.read(matrix, where, together), X[where])
 
 
@@ -213,7 +200,7 @@ def test_plans_count_what_reading_holds_and_takes():
     plan = planned(tall(), MatrixSpec((1000, 1000)), cpus(2e9, 2, threads=2))
     assert plan.memory_terms["reading storage chunks"] >= 2 * 40e6
     assert plan.time_terms["decoding"] >= 0.8e9 / (2 * 2 * reading.RATES[""][0])
-    slow = planned(tall(codec="gzip"), MatrixSpec((1000, 1000)), cpus(2e9, 2, threads=2))
+    slow = planned(tall(codec="slow"), MatrixSpec((1000, 1000)), cpus(2e9, 2, threads=2))
     assert slow.time_terms["decoding"] > 2 * plan.time_terms["decoding"]
 
 
@@ -268,3 +255,54 @@ def test_no_worker_is_killed_whose_plan_fits(tmp_path, monkeypatch, megabytes, f
     found = storage_chunks.run(case, tmp_path)
     assert found.fits
     assert (found.killed, found.right) == (0, True), found.text
+
+
+# ------------------------------------------------------- tasks that read
+
+
+@pytest.mark.parametrize("codec", [None, zarr.codecs.ZstdCodec(), zarr.codecs.GzipCodec()])
+@pytest.mark.parametrize("stands", ["cut short", "noise", "empty"])
+def test_damaged_chunks_are_errors(tmp_path, codec, stands):
+    array = zarr.create_array(tmp_path / "x.zarr", data=X, chunks=(100, 50), compressors=codec)
+    path = tmp_path / "x.zarr" / array.metadata.encode_chunk_key((1, 1))
+    content = {"cut short": path.read_bytes()[:-3], "noise": RNG.bytes(500), "empty": b""}
+    path.write_bytes(content[stands])
+    with pytest.raises(FileFormatError, match="cannot be read"):
+        graph.read_block(inspect(tmp_path / "x.zarr"), (slice(7, 170), slice(3, 144)))
+
+
+@pytest.mark.parametrize(("given", "used"), [(True, 5), (False, 1)])
+def test_workers_with_a_gpu_read_by_several_threads_whatever_they_read_to(monkeypatch, given, used):
+    worker = SimpleNamespace(plugins={"x": type("P", (), {"__module__": "dask_cuda.plugins"})()})
+    monkeypatch.setattr(graph, "threads_beside_a_gpu", lambda most: min(most, 5))
+    monkeypatch.setattr("distributed.get_worker", lambda: worker)
+    if not given:
+        worker.plugins = {}
+    assert graph._threads(gpu=False) == used
+
+
+def test_blocks_of_few_chunks_are_read_beside_each_other(tmp_path, monkeypatch):
+    zarr.create_array(tmp_path / "x.zarr", data=X, chunks=(100, 50))
+    monkeypatch.setattr(graph, "_threads", lambda gpu: 4)
+    real = zarr_files._array
+    met = threading.Barrier(1 + graph.BESIDE)
+    monkeypatch.setattr(zarr_files, "_array", lambda matrix: Meeting(real(matrix), met))
+    at = [(slice(row, row + 100), slice(0, 50)) for row in (0, 100, 200)]
+    reader = graph.Reader(inspect(tmp_path / "x.zarr"), gpu=False)
+    with (
+        LocalCluster(1, processes=False, threads_per_worker=1, dashboard_address=":0") as cluster,
+        cluster.get_client() as client,
+    ):
+        tasks = [client.submit(reader.part(where), where) for where in at]
+        for where, block in zip(at, client.gather(tasks), strict=True):
+            np.testing.assert_array_equal(block, X[where])
+    assert graph._beside._value == graph.BESIDE
+
+
+def test_blocks_of_many_chunks_keep_their_workers_thread(tmp_path, monkeypatch):
+    zarr.create_array(tmp_path / "x.zarr", data=X, chunks=(10, 10))
+    monkeypatch.setattr("distributed.secede", lambda: pytest.fail("left"))
+    whole = tuple(slice(0, size) for size in X.shape)
+    reader = graph.Reader(inspect(tmp_path / "x.zarr"), gpu=False).part(whole)
+    with graph._beside_other_tasks(reader.matrix, 16):
+        pass

@@ -119,7 +119,7 @@ def _name_of(codec: Any) -> str:
 
 def _speed(names: list[str]) -> str:
     if not names:
-        return "by Zarr"
+        return ""
     return "slow" if SLOW & set(names) else "other"
 
 

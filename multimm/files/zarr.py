@@ -29,7 +29,6 @@ from multimm.files.identity import (
 from multimm.files.remote import file_system, is_remote, telling
 from multimm.files.storage_chunks import boxes, fill, of_zarr
 from multimm.files.stored import Location, StoredMatrix, Where, choose_dataset, package
-from multimm.files.zarr_chunks import WholeChunks
 
 METADATA = ("zarr.json", ".zarray", ".zgroup")
 #: Chunks that are asked for one by one, where nothing can be listed: 4 s at 32 in 30 ms.
@@ -174,8 +173,6 @@ def _seen(matrix: StoredMatrix, node: Any) -> tuple[StoredMatrix, list[State]]:
     largest = None if chunks is None else largest_file(chunks.values())
     marks = None if chunks is None else {at: mark(found) for at, found in chunks.items()}
     storage = of_zarr(node, largest)
-    if (ours := WholeChunks.of(matrix, folder, node)) is not None:
-        storage = replace(storage, codec=ours.speed)
     return replace(matrix, sources=described, states=marks, storage=storage), every
 
 
@@ -310,11 +307,6 @@ def _decoded(matrix: StoredMatrix, array: Any, index: Where, threads: int) -> An
     """A copy of one block, with few storage chunks in memory beside it."""
     block = np.empty([at.stop - at.start for at in index], array.dtype)
     if not block.size:
-        return block
-    chunks = WholeChunks.of(matrix, _folder(matrix), array)
-    if chunks is not None:
-        parts = boxes(index, array.chunks, array.dtype.itemsize, most=0)  # of one chunk each
-        fill(block, index, list(parts), chunks.read, threads)
         return block
 
     def read(target: Any, part: Where) -> None:

@@ -9,19 +9,9 @@ from multimm.planning.matrix import Storage
 from multimm.planning.schedule import Schedule
 
 #: Decoded bytes per second of one thread, and seconds for each chunk, however small; by codec, with
-#: files in the page cache, of one core of an x86 server. Local Zarr arrays by `files.zarr_chunks`,
-#: in chunks of 4 MB: uncompressed 2.1e9 to 4.8e9, Blosc 0.9e9 to 1.9e9, zstd 0.66e9 to 0.98e9; 0.04
-#: to 0.08 ms for one of 40 kB. Others by Zarr (uncompressed 1.1e9, zstd 0.22e9 to 0.38e9) and HDF5
-#: (LZF 0.21e9), 0.3 to 1 ms for one of 50 kB; gzip 0.13e9 to 0.2e9 by all.
-RATES = {
-    "": (2.5e9, 3e-5),
-    "blosc": (1.0e9, 3e-5),
-    "zstd": (0.8e9, 3e-5),
-    "gzip": (0.15e9, 3e-5),
-    "by Zarr": (1.0e9, 4e-4),
-    "slow": (0.14e9, 4e-4),
-    "other": (0.3e9, 4e-4),
-}
+#: files in the page cache, of one core of an x86 server: Zarr uncompressed 1.1e9, zstd 0.22e9 to
+#: 0.38e9, HDF5's LZF 0.21e9, 0.3 to 1 ms for one of 50 kB; gzip 0.13e9 to 0.2e9 by both.
+RATES = {"": (1.0e9, 4e-4), "slow": (0.14e9, 4e-4), "other": (0.3e9, 4e-4)}
 #: Threads that a task of a GPU worker reads with, if its host has the cores, and how many times as
 #: fast as one they are together: 3.9 GB/s of zstd on 16 cores beside an H100, 2.7 with 8 threads.
 READERS, READERS_TOGETHER = 16, 5
