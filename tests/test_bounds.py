@@ -140,7 +140,7 @@ def test_blocks_are_read_few_storage_chunks_at_a_time(tmp_path, monkeypatch, sha
     zarr = pytest.importorskip("zarr")
     from multimm.files import storage_chunks
 
-    monkeypatch.setattr(storage_chunks.boxes, "__defaults__", (20_000,))
+    monkeypatch.setattr(storage_chunks, "AT_ONCE", 20_000)
     x = np.random.default_rng(0).random((600, 230))
     zarr.create_array(tmp_path / "x.zarr", data=x, chunks=(100, 50), shards=shards)
     asked = []

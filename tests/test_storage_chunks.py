@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -107,9 +106,9 @@ def test_hdf5_decodes_chunks_behind_filters_alone(tmp_path, options, codec):
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["<f4", ">f4"])
 def test_an_npy_file_is_mapped_few_rows_at_a_time(tmp_path, monkeypatch, order, dtype):
-    from multimm.files import npy, storage_chunks
+    from multimm.files import npy
 
-    monkeypatch.setattr(storage_chunks.boxes, "__defaults__", (20_000,))
+    monkeypatch.setattr(storage_chunks, "AT_ONCE", 20_000)
     np.save(tmp_path / "x.npy", np.asarray(X, dtype, order=order))
     mapped = []
     map_part = npy._map
@@ -170,8 +169,7 @@ class Meeting:
 def test_gpu_workers_decode_several_chunks_at_a_time(tmp_path, monkeypatch, together):
     zarr.create_array(tmp_path / "x.zarr", data=X, chunks=(100, 50))
     matrix, where = inspect(tmp_path / "x.zarr"), (slice(110, 440), slice(30, 100))  # 4 x 2 chunks
-    one = partial(storage_chunks.boxes, most=100 * 50 * 4)
-    monkeypatch.setattr(zarr_files, "boxes", one)
+    monkeypatch.setattr(storage_chunks, "AT_ONCE", 100 * 50 * 4)
     real, met = zarr_files._array, threading.Barrier(together)
     monkeypatch.setattr(zarr_files, "_array", lambda matrix: Meeting(real(matrix), met))
     np.testing.assert_array_equal(zarr_files.read(matrix, where, together), X[where])

@@ -39,13 +39,13 @@ DEFLATE, CHECKSUM = 1, 3
 ASKED = 1000
 
 
-def boxes(where: Where, unit: Sequence[int], itemsize: int, most: int = AT_ONCE) -> Iterator[Where]:
+def boxes(where: Where, unit: Sequence[int], itemsize: int) -> Iterator[Where]:
     """Cut a rectangle at the edges of storage chunks, into boxes that cover it once, in C order.
 
     `unit` is a storage chunk: what is decoded as a whole; those that a box touches have at most
-    `most` bytes, unless one alone has more.
+    `AT_ONCE` bytes, unless one alone has more.
 
-    >>> list(boxes((slice(1, 6),), (2,), 1, 4))
+    >>> list(boxes((slice(1, 6),), (2,), AT_ONCE // 4))
     [(slice(1, 4, None),), (slice(4, 6, None),)]
     """
     unit = [max(1, edge) for edge in unit]
@@ -53,7 +53,7 @@ def boxes(where: Where, unit: Sequence[int], itemsize: int, most: int = AT_ONCE)
     # The last axis first: chunks that follow each other in C order are likely to on disk.
     for at, edge in zip(reversed(where), reversed(unit), strict=True):
         first, last = at.start // edge, max(at.start + 1, at.stop - 1) // edge
-        count = max(1, min(last - first + 1, most // size))
+        count = max(1, min(last - first + 1, AT_ONCE // size))
         size *= count
         starts = range(first * edge, max(at.stop, at.start + 1), count * edge)
         cuts.append([slice(max(at.start, x), min(at.stop, x + count * edge)) for x in starts])
