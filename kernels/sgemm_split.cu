@@ -102,8 +102,8 @@
 #endif
 
 #include "common/index.cuh"
-#include "common/mbarrier.cuh"
 #include "common/refused.cuh"
+#include "common/slot_ring.cuh"
 #include "common/split_aside.cuh"
 #include "common/split_finish.cuh"
 #include "common/split_integer.cuh"
@@ -121,23 +121,8 @@ static_assert(SLOTS >= 2 * PARTS, "a slab is copied while another one is multipl
 static_assert((COPY_REGISTERS + GROUPS * MULTIPLY_REGISTERS) * GROUP_THREADS <= 65536,
               "registers of a multiprocessor");
 
-// A place in the ring, and the parity of the round that is going on there.
-struct Place {
-  int slot, parity;
-  __device__ __forceinline__ void next() {
-    if (++slot == SLOTS) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
-
-struct Ring {
-  shared_t slots, full, empty;
-  __device__ __forceinline__ shared_t slot(int i) const { return slots + i * SLOT_BYTES; }
-  __device__ __forceinline__ shared_t full_at(int i) const { return full + i * 8; }
-  __device__ __forceinline__ shared_t empty_at(int i) const { return empty + i * 8; }
-};
+using Place = RingPlace<SLOTS>;
+using Ring = SlotRing<SLOTS, SLOT_BYTES>;
 
 // One thread copies all that its block multiplies.
 __device__ __forceinline__ void copy_operands(const Ring& ring, const Work& work, const Packed& a,
@@ -300,16 +285,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   if (way_of(counts, CAP) != CARRIED) return;
 #endif
   extern __shared__ char memory[];
-  const shared_t start = (shared_address(memory) + 1023) / 1024 * 1024;  // what the swizzle needs
-  const Ring ring{start, start + SLOTS * SLOT_BYTES, start + SLOTS * (SLOT_BYTES + 8)};
-  if (threadIdx.x == 0) {
-#pragma unroll
-    for (int i = 0; i < SLOTS; ++i) {
-      barrier_init(ring.full_at(i), 1);
-      barrier_init(ring.empty_at(i), GROUPS * (GROUP_THREADS / 32));
-    }
-    barrier_init_fence();
-  }
+  const Ring ring(memory);
+  if (threadIdx.x == 0) ring.begin(GROUPS * (GROUP_THREADS / 32));
   __syncthreads();  // all find barriers that work
 
   if (beta == 0.0f) c = nullptr;
