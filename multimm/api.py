@@ -87,7 +87,9 @@ def matmul(
         dot product's bound; the fastest kernel that keeps it runs. ``"ieee"``: FP32 fused
         multiply-adds and nothing else. ``"tf32"``: significands of 11 bits, summed in FP32, on
         GPUs with kernels for it. Of complex64 products it is promised of the real and of the
-        imaginary part. Other dtypes follow NumPy; float16 and bfloat16 are summed in float32.
+        imaginary part. Large float64 products run on a GPU's INT8 tensor cores where the bound of
+        an FP64 dot product is proved for the operands; with ``"ieee"`` in FP64 alone.
+        Other dtypes follow NumPy; float16 and bfloat16 are summed in float32.
     blocks : int or (int, int), optional
         Rows and columns of what one task makes of the result. Default: planned.
     slabs : int, optional

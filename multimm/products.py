@@ -50,7 +50,7 @@ from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
-from multimm.planning.problem import Problem
+from multimm.planning.problem import BY_RESIDUES, Problem
 from multimm.planning.tiling.grid import Blocks
 from multimm.result_chunks import asked_for
 from multimm.shapes import check_operands, check_result
@@ -184,7 +184,9 @@ class Product(NamedTuple):
         narrow = step.accumulate == "float32" and all(map(becomes_float32, dtypes))
         # The real numbers in them.
         narrow |= step.accumulate == "complex64" and "complex64" in map(str, dtypes[:2])
-        scheme = scheme_of(step.precision, self.a.dtype, self.b.dtype)
+        scheme: str = scheme_of(step.precision, self.a.dtype, self.b.dtype)
+        if {*map(str, dtypes), step.accumulate} == {BY_RESIDUES} and step.precision != "ieee":
+            narrow, scheme = True, BY_RESIDUES
         able = gpu and all(scheme in device.packs for device in cluster.devices)
         return scheme if able and narrow else ""
 

@@ -85,6 +85,7 @@ FOLDERS: dict[str, set[str]] = {
     "gpu.simt": {"gpu.runtime", "gpu.elementwise"},
     "gpu.emulated": {"gpu.runtime", "gpu.elementwise", "gpu.simt", "shapes"},
     "gpu.integers": {"gpu.runtime", "gpu.emulated"},
+    "gpu.residues": {"gpu.runtime", "gpu.emulated"},
     "planning.tiling": set(),
     "planning.work": {"planning.tiling", "shapes"},
     "planning.cost": {"planning.tiling", "planning.work"},

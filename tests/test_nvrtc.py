@@ -16,6 +16,7 @@ from multimm.gpu.elementwise import batched_copy, complex_parts
 from multimm.gpu.elementwise.reduce import CAPACITIES, AddConfig
 from multimm.gpu.elementwise.transpose import TransposeConfig
 from multimm.gpu.emulated import broad
+from multimm.gpu.residues.launch import KERNELS
 from multimm.gpu.runtime import nvrtc
 from multimm.gpu.runtime.jit import compile_text
 from multimm.gpu.runtime.kernel_source import kernel_text
@@ -90,6 +91,26 @@ def test_vector_kernels_compile_without_spills(file, defines, entries):
         assert made.log.count("0 bytes stack frame") == entries
 
 
+#: What lies around products of residues, which run on sm_90a alone (test_compile).
+RESIDUES = [
+    (file, dict(defines), 2 if file == "residue_pack.cu" else 1)
+    for file, defines, specific in KERNELS
+    if not specific
+]
+
+
+@pytest.mark.parametrize(("file", "defines", "entries"), RESIDUES, ids=str)
+def test_kernels_of_residues_compile_without_spills(file, defines, entries):
+    for arch in (80, 90):
+        made = compile_text(kernel_text(file, defines), f"sm_{arch}")
+        assert len(made.usage) == entries
+        assert all(used.spilled == 0 and used.shared <= 49_152 for used in made.usage.values())
+        assert made.log.count("0 bytes stack frame") == entries
+        # A thread block has 1024 threads where rows lie across k.
+        rows = made.usage.get("residue_rows")
+        assert rows is None or rows.registers <= 65_536 // 1024
+
+
 @pytest.mark.parametrize("precision", broad.BROAD_PARTS)
 def test_blocks_that_pack_a_wide_range_run_at_one_time_without_spills(precision):
     text = kernel_text("broad_pack.cu", dict(broad.pack_defines(precision)))
@@ -103,6 +124,8 @@ def test_blocks_that_pack_a_wide_range_run_at_one_time_without_spills(precision)
     [
         ("sgemm_ffma.cu", {**REGISTRY[0].config.defines(), "TRANS_A": 0}, "must be defined"),
         ("transpose.cu", {"WORDS": 1}, "must be defined"),
+        ("residue_rows.cu", {}, "ALONG_K must be defined"),
+        ("residue_pack.cu", {}, "ALONG_K must be defined"),
         ("sgemm_ffma.cu", {**REGISTRY[-1].config.defines(), **PATHS[0], "BLOCK_K": 12},
          r"sgemm_ffma\.cu\(\d+\).*whole sectors"),
     ],

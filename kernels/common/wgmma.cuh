@@ -13,7 +13,8 @@
 // largest and rounded towards zero.
 //
 // With BROAD factors are bfloat16 (PARTS 3), or TF32 (PARTS 1): of these 128 bytes hold 32, and one
-// instruction multiplies 8, which are 32 bytes, too.
+// instruction multiplies 8, which are 32 bytes, too. With RESIDUES they are int8, 32 of them at a
+// time, and D is of int32, whose sums wrap.
 #pragma once
 
 #include "common/mbarrier.cuh"
@@ -43,7 +44,14 @@ __device__ __forceinline__ void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-#define D_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#ifdef RESIDUES
+typedef int tensor_sum_t;
+#define IN_AND_OUT "+r"
+#else
+typedef float tensor_sum_t;
+#define IN_AND_OUT "+f"
+#endif
+#define D_4(i) IN_AND_OUT(d[i]), IN_AND_OUT(d[i + 1]), IN_AND_OUT(d[i + 2]), IN_AND_OUT(d[i + 3])
 #define D_16(i) D_4(i), D_4(i + 4), D_4(i + 8), D_4(i + 12)
 #define D_32(i) D_16(i), D_16(i + 16)
 #define NAMES_0 \
@@ -58,51 +66,57 @@ __device__ __forceinline__ void products_wait() {
 #define NAMES_96 \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#if !defined(BROAD)
-#define FACTORS "f16.f16"
+#if defined(RESIDUES)
+#define TYPES ".s32.s8.s8"
+#elif !defined(BROAD)
+#define TYPES ".f32.f16.f16"
 #elif PARTS == 3
-#define FACTORS "bf16.bf16"
+#define TYPES ".f32.bf16.bf16"
 #else
-#define FACTORS "tf32.tf32"
+#define TYPES ".f32.tf32.tf32"
 #endif
-#if defined(BROAD) && PARTS == 1
+// Behind the addition: signs of the factors, and that both lie along k, where something else could.
+#if defined(RESIDUES)
+#define DEPTH "k32"
+#define AS_IT_IS ""
+#elif defined(BROAD) && PARTS == 1
 #define DEPTH "k8"
-#define ALONG_K ""  // nothing else is possible
+#define AS_IT_IS ", 1, 1"
 #else
 #define DEPTH "k16"
-#define ALONG_K ", 0, 0"
+#define AS_IT_IS ", 1, 1, 0, 0"
 #endif
 #define MULTIPLY(shape, d_names, a_name, b_name, add_name, ...)                             \
   asm volatile(                                                                             \
       "{\n"                                                                                 \
       ".reg .pred add;\n"                                                                   \
       "setp.ne.b32 add, " add_name ", 0;\n"                                                 \
-      "wgmma.mma_async.sync.aligned." shape DEPTH ".f32." FACTORS " {" d_names "}, " a_name   \
-      ", " b_name ", add, 1, 1" ALONG_K ";\n"                                               \
+      "wgmma.mma_async.sync.aligned." shape DEPTH TYPES " {" d_names "}, " a_name             \
+      ", " b_name ", add" AS_IT_IS ";\n"                                                    \
       "}\n"                                                                                 \
       : __VA_ARGS__                                                                         \
       : "l"(a), "l"(b), "r"(static_cast<int>(add)))
 
 // D = A * B', plus the old D if `add`.
-__device__ __forceinline__ void multiply(float (&d)[32], factor_t a, factor_t b, bool add) {
+__device__ __forceinline__ void multiply(tensor_sum_t (&d)[32], factor_t a, factor_t b, bool add) {
   MULTIPLY("m64n64", NAMES_0, "%32", "%33", "%34", D_32(0));
 }
-__device__ __forceinline__ void multiply(float (&d)[64], factor_t a, factor_t b, bool add) {
+__device__ __forceinline__ void multiply(tensor_sum_t (&d)[64], factor_t a, factor_t b, bool add) {
   MULTIPLY("m64n128", NAMES_0 ", " NAMES_32, "%64", "%65", "%66", D_32(0), D_32(32));
 }
-__device__ __forceinline__ void multiply(float (&d)[96], factor_t a, factor_t b, bool add) {
+__device__ __forceinline__ void multiply(tensor_sum_t (&d)[96], factor_t a, factor_t b, bool add) {
   MULTIPLY("m64n192", NAMES_0 ", " NAMES_32 ", " NAMES_64, "%96", "%97", "%98", D_32(0),
            D_32(32), D_32(64));
 }
-__device__ __forceinline__ void multiply(float (&d)[128], factor_t a, factor_t b, bool add) {
+__device__ __forceinline__ void multiply(tensor_sum_t (&d)[128], factor_t a, factor_t b, bool add) {
   MULTIPLY("m64n256", NAMES_0 ", " NAMES_32 ", " NAMES_64 ", " NAMES_96, "%128", "%129",
            "%130", D_32(0), D_32(32), D_32(64), D_32(96));
 }
 
 #undef MULTIPLY
-#undef ALONG_K
+#undef AS_IT_IS
 #undef DEPTH
-#undef FACTORS
+#undef TYPES
 #undef NAMES_96
 #undef NAMES_64
 #undef NAMES_32
@@ -110,6 +124,7 @@ __device__ __forceinline__ void multiply(float (&d)[128], factor_t a, factor_t b
 #undef D_32
 #undef D_16
 #undef D_4
+#undef IN_AND_OUT
 
 // Registers per thread of this warpgroup from here on: given back, or waited for. Every warpgroup
 // of the thread block asks once, in a branch of its own.

@@ -40,12 +40,14 @@ from multimm.gpu.emulated.configs import (
     BROAD_PRODUCTS,
     PARTS,
     PRODUCTS,
+    WGMMA,
     SplitEntry,
     entries_for,
     precisions_that_pay,
 )
 from multimm.gpu.emulated.outliers import residual_defines
 from multimm.gpu.emulated.pack import held_on, pack_defines
+from multimm.gpu.residues.launch import KERNELS as RESIDUE_KERNELS
 from multimm.gpu.runtime import file_cache
 from multimm.gpu.runtime.jit import compiled_file, kept_stems, stem_of
 from multimm.gpu.runtime.kernel_source import kernel_text
@@ -124,6 +126,8 @@ def _packed(
     for parts in (PARTS[precision] for precision in paying):
         yield Wanted("split_pack.cu", pack_defines(parts, held_on(limits)))
         yield Wanted("split_residuals.cu", residual_defines(parts))
+    if limits.capability == WGMMA:
+        yield from (Wanted(*kernel) for kernel in RESIDUE_KERNELS)
     if _broad(limits, paying):
         yield from (Wanted("broad_pack.cu", broad.pack_defines(precision)) for precision in paying)
 

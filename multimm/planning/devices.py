@@ -39,7 +39,8 @@ class DeviceSpec:
     spills : bool
         Finished blocks that do not fit are moved out (to host memory or to disk).
     packs : tuple of str
-        The precisions for which float32 blocks are packed for a GPU's tensor cores.
+        The precisions for which blocks are packed for a GPU's tensor cores: float32 ones, and for
+        ``"float64"`` those of that dtype.
     packed_gflops : tuple of (str, float)
         Rates of block products of packed operands, by precision: measured, or predicted. Where one
         is missing, it is in the shipped ratio to `gflops`.
@@ -112,7 +113,7 @@ SHARED_MEMORY = Link("shared memory", 1000.0, 1e-5)
 #: One NVIDIA H200: sustained FP32 rate of our kernel and device copy, both measured there;
 #: spilling to host memory is dask-cuda's default.
 H200 = DeviceSpec(
-    "NVIDIA H200", "gpu", 150_754_820_096, 53_500.0, 4199.0, packs=("float32", "tf32")
+    "NVIDIA H200", "gpu", 150_754_820_096, 53_500.0, 4199.0, packs=("float32", "tf32", "float64")
 )
 
 

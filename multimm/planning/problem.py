@@ -30,10 +30,14 @@ _INTEGER_COST = 50.0
 _EXACT_COST = {"tf32": 0.09, "float32": 1.25, "float64": 2.5}
 #: Of these, those of tensor cores, whose operands each product packs for itself.
 ON_TENSOR_CORES = "tf32"
-#: The same of packed blocks, by precision (H200: 184 and 597 TFLOP/s).
-_PACKED_COST = {"float32": 0.29, "tf32": 0.09}
-#: Bytes of a packed element, by precision: two FP16 parts of it, or one.
-_PACKED_ITEMSIZE = {"float32": 4, "tf32": 2}
+#: The precision of float64 blocks that each product packs as residues (`multimm.gpu.residues`).
+BY_RESIDUES = "float64"
+#: The same of packed blocks, by precision (H200: 184, 597 and 95 TFLOP/s).
+_PACKED_COST = {"float32": 0.29, "tf32": 0.09, BY_RESIDUES: 0.56}
+#: Bytes of a packed element, by precision: two FP16 parts of it, or one; or a byte a modulus.
+_PACKED_ITEMSIZE = {"float32": 4, "tf32": 2, BY_RESIDUES: 14}
+#: The shortest side, and the fewest multiplications, for which residues are tried.
+RESIDUE_SIDE, RESIDUE_PRODUCTS = 1024, 2**35
 #: Batch blocks of a stack that may be used as they come, at most: arbitrary, each is a task.
 MOST_BATCH_BLOCKS = 256
 FLOAT32 = 4  # bytes of a real number
@@ -189,9 +193,10 @@ class Problem:
     def packable(self) -> bool:
         """Whether the product is large enough for blocks that are packed, once or by each product.
 
-        Complex ones are packed by each product alone.
+        Complex ones are packed by each product alone, and those of float64.
         """
-        return self._large and not self.batch_shape and self.real_products == 1
+        plain = self.real_products == 1 and self.pack != BY_RESIDUES
+        return self._large and not self.batch_shape and plain
 
     @cached_property
     def alone(self) -> bool:
@@ -208,6 +213,9 @@ class Problem:
     @property
     def _large(self) -> bool:
         """Each matrix is large enough, and there is a precision to pack for."""
+        if self.pack == BY_RESIDUES:
+            sides = self.m, self.n, self.k
+            return min(sides) >= RESIDUE_SIDE and prod(sides) >= RESIDUE_PRODUCTS
         worth = self.m * self.n >= PACKED_SHARE * (self.m + self.n)
         return bool(self.pack) and self.k >= PACKED_K_TILE and worth
 
@@ -255,4 +263,6 @@ class Problem:
             return _INTEGER_COST
         if self.packs:
             return _PACKED_COST[self.pack] * self.real_products
+        if self.pack == BY_RESIDUES:  # the GPUs that have them multiply float64 as fast as float32
+            return 1.0
         return _COST.get(self.accumulate, 1.0)

@@ -265,7 +265,7 @@ class Schedule:
         """Who computes which block of rows and columns, and when."""
         (p_m, p_n, _), p, per_row_panel = self.grid, self.problem, self.band * self.grid.p_m
         if self.mirrors:
-            dtype = "float32" if p.packs else p.accumulate  # complex blocks are real products then
+            dtype = "float32" if p.packs else p.accumulate  # kernels of ours leave tiles out then
             return symmetric(p_m, p_n, self.m_blocks, self.batch_sizes, dtype, per_row_panel)
         blocks = self.batch_blocks, self.m_blocks, self.n_blocks
         shapes = p.a.shape, p.b.shape

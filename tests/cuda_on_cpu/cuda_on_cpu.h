@@ -213,6 +213,14 @@ inline unsigned __float_as_uint(float a) { return cuda_on_cpu_bits<unsigned>(a);
 inline int __float_as_int(float a) { return cuda_on_cpu_bits<int>(a); }
 inline float __uint_as_float(unsigned a) { return cuda_on_cpu_bits<float>(a); }
 inline float __int_as_float(int a) { return cuda_on_cpu_bits<float>(a); }
+inline long long __double_as_longlong(double a) { return cuda_on_cpu_bits<long long>(a); }
+inline int __double2hiint(double a) { return static_cast<int>(__double_as_longlong(a) >> 32); }
+inline int __double2loint(double a) { return static_cast<int>(__double_as_longlong(a)); }
+inline double __hiloint2double(int high, int low) {
+  return cuda_on_cpu_bits<double>(static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 |
+                                  static_cast<uint32_t>(low));
+}
+inline int __ffsll(long long a) { return __builtin_ffsll(a); }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned from) {
   const uint64_t both = static_cast<uint64_t>(b) << 32 | a;
   unsigned picked = 0;

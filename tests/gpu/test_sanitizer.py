@@ -36,6 +36,7 @@ from multimm.gpu.integers import tensor_cores
 from multimm.gpu.kernel_selection import SPLIT, Choice, last_choice
 from multimm.gpu.problem import check_product
 from multimm.gpu.product import gemm
+from multimm.gpu.residues.gemm import gemm as by_residues
 from multimm.gpu.runtime.jit import compile_text, target_for
 from multimm.gpu.runtime.launch import device_of
 from multimm.gpu.simt.configs import REGISTRY
@@ -340,9 +341,31 @@ def integers() -> None:
         assert (downloaded(made[i, : i + 1]) == exact[i, : i + 1]).all(), i
 
 
+def residues() -> None:
+    """Run residue_rows, residue_pack, residue_mma and residue_join: of integers and others."""
+    if device_of(0).limits.capability != 90:
+        return
+    rng = np.random.default_rng(10)
+    for (m, n, k), extra, trans, rounded in itertools.product(
+        ((1, 1, 1), (130, 70, 300), (40, 600, 129)), (0, 3), (False, True), (False, True)
+    ):
+        a, b, c = (rng.integers(-8, 9, size).astype(float) for size in ((m, k), (k, n), (m, n)))
+        if rounded:
+            a, b = (z + rng.random(z.shape) for z in (a, b))
+        given = [uploaded(z.T if trans else z, extra) for z in (a, b)]
+        gc = uploaded(c, extra)
+        made = by_residues(
+            *given, (m, n), trans=(trans, trans), alpha=0.5, beta=-1.0, c=gc, partial=gc
+        )
+        assert made is not None, f"{m}x{n}x{k} {rounded=}"
+        error = abs(downloaded(made) - (0.5 * (a @ b + c) - c))
+        bound = (2 * k + 8) * 2.0**-53 * (abs(a) @ abs(b) + 2 * abs(c))
+        assert (error <= bound).all(), f"{m}x{n}x{k} {rounded=}"
+
+
 KERNELS: tuple[Callable[[], None], ...] = (
     products, sums, transposes, copies, packed, guarded, wide_ranges, triangles, complexes,
-    integers,
+    integers, residues,
 )  # fmt: skip
 
 
@@ -376,7 +399,7 @@ def test_kernels_are_clean(tool):
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
     assert (
         "checked: products, sums, transposes, copies, packed, guarded, wide_ranges, triangles, "
-        "complexes, integers" in done.stdout
+        "complexes, integers, residues" in done.stdout
     )
     found = re.findall(r"(\d+) (?:errors?|warnings?)\b", done.stdout)
     assert found, done.stdout

@@ -29,6 +29,7 @@ from multimm.cluster.inspect.workers import run_on
 from multimm.errors import ClusterError, OptionError
 from multimm.planning.devices import SHARED_MEMORY
 from multimm.planning.hardware import ClusterSpec
+from multimm.planning.problem import BY_RESIDUES
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -133,7 +134,8 @@ def _devices(
 ) -> tuple[DeviceRates, ...]:
     devices = dict(zip(spec.addresses, spec.devices, strict=True))
     found: dict[str, dict[str, float]] = {}
-    for precision in ["ieee", *sorted({name for device in spec.devices for name in device.packs})]:
+    packs = {name for device in spec.devices for name in device.packs}
+    for precision in ["ieee", *sorted(packs - {BY_RESIDUES})]:  # its rate is in proportion
         able = [at for at, one in devices.items() if precision in ("ieee", *one.packs)]
         found[precision] = _on_workers(
             client, product_rate, able, precision=precision, efforts=efforts

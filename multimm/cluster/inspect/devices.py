@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from multimm.errors import how_to_install, printable
-from multimm.gpu.emulated.configs import mma_gflops, precisions_that_pay
+from multimm.gpu.emulated.configs import WGMMA, mma_gflops, precisions_that_pay
 from multimm.planning.devices import H200, DeviceSpec
+from multimm.planning.problem import BY_RESIDUES
 
 #: Sustained float32 GFLOP/s of one CPU core in a block product; arbitrary (a core with
 #: 256-bit fused multiply-adds peaks at some 100, shared clocks and memory take their part).
@@ -213,7 +214,7 @@ def gpu_device(
 ) -> DeviceSpec:
     """The spec of a GPU: measured rates where we have them, else a share of the peaks."""
     number = 10 * capability[0] + capability[1]
-    packs = precisions_that_pay(number, multiprocessors)
+    packs = precisions_that_pay(number, multiprocessors) + (BY_RESIDUES,) * (number == WGMMA)
     if name == H200.name:
         return DeviceSpec(name, "gpu", memory_bytes, H200.gflops, H200.copy_gbps, spills, packs)
     lanes = 64 if capability in NARROW_MULTIPROCESSORS else 128

@@ -7,6 +7,7 @@ from math import prod
 
 from multimm.planning.cost.reading import held as held_by_reading
 from multimm.planning.hardware import ClusterSpec
+from multimm.planning.problem import BY_RESIDUES
 from multimm.planning.schedule import SHORT, WINDOW, Schedule
 from multimm.planning.tiling.grid import ceil_div
 from multimm.planning.tiling.result_chunks import within
@@ -112,6 +113,8 @@ def _sums(layout: Schedule, cluster: ClusterSpec) -> Terms:
     made += _sliced(layout) * (p.packable or complex_packed)
     if complex_packed and (layout.mirrors or p.reals("b") == 1):
         made += block * p.sum_bytes  # real and imaginary parts, before they are joined
+    if p.packs and p.pack == BY_RESIDUES:
+        made += block * p.packed_itemsize  # residues, before they are joined
     made += block * layout.mirrors  # a mask of the triangle
     made += block * EXACT_BYTES.get(p.exact, 0)
     return {

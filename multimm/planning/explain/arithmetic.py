@@ -8,6 +8,7 @@ from multimm.planning.schedule import Schedule
 _PACKED = {
     "float32": "tensor cores, by three FP16 products; as accurate as a float32 dot product",
     "tf32": "tensor cores, by one FP16 product of operands rounded to 11 bits",
+    "float64": "INT8 tensor cores, by residues, where its bound is proved; else by cuBLAS",
 }
 _HALVES = "tensor cores, by one FP16 product, which holds the operands; sums in float32"
 #: Without BLAS: what is longer than a double.
@@ -30,6 +31,8 @@ def arithmetic(layout: Schedule, precision: str, *, gpu: bool) -> str:
         )
     if sums in _WIDE:
         return f"{sums}, by NumPy's own loops, without BLAS"
+    if sums == "float64" and p.packs:
+        return f"float64, on {_PACKED[p.pack]}"
     if not gpu or sums in ("float64", "complex128"):
         widened = "" if p.dtype == sums else f", rounded to {p.dtype} at the end"
         return f"{sums}, by {blas}{widened}"

@@ -1,0 +1,1 @@
+"""Products of float64 matrices as products of small integers, on the INT8 tensor cores."""

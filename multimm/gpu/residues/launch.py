@@ -1,0 +1,188 @@
+"""How the kernels of a product by residues are launched.
+
+residue_rows   how large the rows of an operand are, and how many bits they have
+residue_pack   each row as integers, and these as bytes: a plane for each modulus
+residue_mma    products of bytes, all planes in one launch
+residue_join   integers from their residues, and float64 numbers from these
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from multimm.gpu.arch import LOWER, tiles_of
+from multimm.gpu.emulated.pack import source_of
+from multimm.gpu.residues.certificate import Rows
+from multimm.gpu.residues.moduli import MODULI, weights
+from multimm.gpu.runtime.launch import device_of, kernel_for
+
+Array = Any
+Void = np.ndarray[Any, Any]
+
+#: Of residue_mma.cu; the longest k of a launch; and what rows and k are padded to.
+TILE_N, SLOTS, STRETCH = 256, 4, 2**15
+_ROWS, _K, _TILE_BYTES = 128, 128, 64 * 128
+_TILES = (("TILE_N", TILE_N), ("SLOTS", SLOTS), ("BAND", 16))
+_SHARED = SLOTS * ((_ROWS + TILE_N) * _K + 2 * 8) + 1024
+#: Threads of a block: usual ones, those of residue_rows.cu across rows, and of residue_mma.cu.
+_THREADS, _ACROSS, _MULTIPLYING = 256, 1024, 384
+#: Rows of a thread block of residue_join.cu, its columns, and rows of its grid.
+_JOINED_ROWS, _JOINED_COLUMNS, _MOST_ROWS = 8, 128, 1024
+#: 64-bit words of a summary (kernels/common/residues.cuh), and which of them packing writes.
+WORDS, _BY_PACKING = 8, slice(3, 8)
+#: Files, their compile-time parameters, and whether instructions are those of one chip alone.
+KERNELS = (
+    *(("residue_mma.cu", (*_TILES, *lower), True) for lower in ((), LOWER)),
+    *((f"residue_{name}.cu", (("ALONG_K", along),), False)
+      for name in ("rows", "pack") for along in (0, 1)),
+    ("residue_join.cu", (), False),
+)  # fmt: skip
+
+
+class Operand(NamedTuple):
+    """A matrix whose rows lie along k, op(A) or the transpose of op(B), and what is known of it."""
+
+    x: Array
+    address: int
+    ld: int
+    along_k: bool  #: in memory
+    rows: int
+    k: int
+    squares: Array  #: of each row: the sum
+    lowest: Array  #: the lowest bit
+    scales: Array
+    large: Array
+    summary: Array  #: of all rows
+
+    @property
+    def panels(self) -> int:
+        """Tiles along the rows."""
+        return -(-self.rows // _ROWS) * 2
+
+    @property
+    def slabs(self) -> int:
+        """Tiles along k."""
+        return -(-self.k // _K)
+
+    @property
+    def defines(self) -> tuple[tuple[str, int], ...]:
+        """The parameter of kernels that read it."""
+        return (("ALONG_K", int(self.along_k)),)
+
+
+def looked_at(x: Array, side: str, trans: bool, summary: Array) -> Operand:
+    """An operand, once residue_rows has seen it; `summary` holds zeros before."""
+    import cupy
+
+    x, source = source_of(x, side, trans)
+    rows, stack = source.rows, source.stack
+    found = Operand(
+        x, stack.pointer, stack.ld, source.along_k, rows, source.k, cupy.empty(rows),
+        cupy.empty(rows, np.int32), cupy.empty(rows, np.int32), cupy.empty(rows, np.uint64),
+        summary,
+    )  # fmt: skip
+    kernel = kernel_for(x.device.id, "residue_rows.cu", "residue_rows", found.defines)
+    grid, threads = (rows, _THREADS) if found.along_k else (-(-rows // 32), _ACROSS)
+    kernel((grid, 1, 1), (threads, 1, 1), (
+        found.address, found.ld, rows, found.k, found.squares.data.ptr, found.lowest.data.ptr,
+        summary.data.ptr,
+    ))  # fmt: skip
+    return found
+
+
+def packed(x: Operand, count: int, limit: float) -> Array:
+    """The planes of an operand's residues, for so many moduli."""
+    import cupy
+
+    tiles = cupy.empty((count, x.panels * x.slabs * _TILE_BYTES), np.int8)
+    x.large.fill(0)
+    x.summary[_BY_PACKING] = 0
+    device = tiles.device.id
+    kernel = kernel_for(device, "residue_pack.cu", "residue_pack", x.defines)
+    kernel((x.panels * x.slabs, 1, 1), (_THREADS, 1, 1), (
+        x.address, x.ld, x.rows, x.k, x.squares.data.ptr, x.lowest.data.ptr, np.float64(limit),
+        np.int32(count), _moduli_of_packing(), tiles.data.ptr, x.scales.data.ptr, x.large.data.ptr,
+        x.summary.data.ptr,
+    ))  # fmt: skip
+    kernel = kernel_for(device, "residue_pack.cu", "residue_fewest", x.defines)
+    kernel((min(-(-x.rows // _THREADS), 64), 1, 1), (_THREADS, 1, 1), (
+        x.rows, x.squares.data.ptr, x.large.data.ptr, x.summary.data.ptr,
+    ))  # fmt: skip
+    return tiles
+
+
+def rows_of(words: Void, k: int) -> Rows:
+    """What a summary says, once the operand is packed."""
+    least = ~words
+    (most,), (norm,) = words[2:3].view(np.float64), least[4:5].view(np.float64)
+    return Rows(bool(words[3]), float(norm), float(most), tuple(float(x) / k for x in least[5:]))
+
+
+def multiplied(
+    a: Operand, b: Operand, tiles: tuple[Array, Array], count: int, *, lower: bool = False
+) -> Array:
+    """Residues of A B': shape (count, rows, columns), of which m rows and n columns count.
+
+    `lower`: what is above the diagonal may be anything.
+    """
+    import cupy
+
+    m, n = a.rows, b.rows
+    made = cupy.empty((count, -(-m // _ROWS) * _ROWS, -(-n // TILE_N) * TILE_N), np.uint8)
+    device = made.device.id
+    kernel = kernel_for(
+        device, "residue_mma.cu", "residue_mma", (*_TILES, *LOWER * lower), shared_bytes=_SHARED,
+        specific=True,
+    )  # fmt: skip
+    tiles_of_d = count * tiles_of(m, n, _ROWS, TILE_N, lower)
+    grid = min(tiles_of_d, device_of(device).multiprocessors)
+    kernel((grid, 1, 1), (_MULTIPLYING, 1, 1), (
+        m, n, a.slabs, np.int32(count), _moduli_of_products(), tiles[0].data.ptr,
+        tiles[1].data.ptr, made.data.ptr, made.shape[2],
+    ), shared_mem=_SHARED)  # fmt: skip
+    return made
+
+
+def joined(
+    a: Operand, b: Operand, residues: Array, *, alpha: float, beta: float, c: Array, partial: Array
+) -> Array:
+    """D = alpha (A B' + P) + beta C, of residues of A B'."""
+    import cupy
+
+    m, n = a.rows, b.rows
+    d = cupy.empty((m, n))
+    p, added = (None if x is None else cupy.ascontiguousarray(x, np.float64) for x in (partial, c))
+    kernel = kernel_for(d.device.id, "residue_join.cu", "residue_join", ())
+    grid = -(-n // _JOINED_COLUMNS), min(-(-m // _JOINED_ROWS), _MOST_ROWS), 1
+    count, height, width = residues.shape
+    kernel(grid, (_THREADS, 1, 1), (
+        m, n, np.int32(count), _weights(count), residues.data.ptr, height * width, width,
+        a.scales.data.ptr, b.scales.data.ptr, np.float64(alpha), np.float64(beta),
+        0 if p is None else p.data.ptr, n, 0 if added is None else added.data.ptr, n, d.data.ptr, n,
+    ))  # fmt: skip
+    return d
+
+
+def _moduli_of_packing() -> Void:
+    inverses, halves = [1 / x for x in MODULI], [2**28 % x for x in MODULI]
+    return _by_value(struct.pack(f"{3 * len(MODULI)}d", *MODULI, *inverses, *halves))
+
+
+def _moduli_of_products() -> Void:
+    count = len(MODULI)
+    return _by_value(struct.pack(f"{count}i{count}f", *MODULI, *(1 / x for x in MODULI)))
+
+
+def _weights(count: int) -> Void:
+    each, whole, inverse = weights(count)
+    limbs = [limb for one in each for limb in one]
+    rest = [0.0] * (len(whole) * len(MODULI) - len(limbs))
+    return _by_value(struct.pack(f"{len(limbs + rest) + 4}d", *limbs, *rest, *whole, inverse))
+
+
+def _by_value(values: bytes) -> Void:
+    """A struct that a launch carries."""
+    return np.frombuffer(values, np.dtype((np.void, len(values))))

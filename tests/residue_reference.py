@@ -1,0 +1,166 @@
+"""What residue_rows.cu and residue_pack.cu find and make, by NumPy and Python's integers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from multimm.gpu.residues.certificate import LEVELS, Rows
+from multimm.gpu.residues.moduli import residues
+
+_REST = 2**64 - 1
+_NO_BIT = 1 << 20
+
+
+def _bits(x: float) -> int:
+    return int(np.float64(x).view(np.uint64))
+
+
+def summary(
+    *, refused: int = 0, bits: int = 0, sum: float = 0.0, rounded: int = 0,
+    norm: float | None = None, large: tuple[int, ...] | None = None,
+) -> np.ndarray:  # fmt: skip
+    """The words of a summary: minima are complements, of which 0 says that there is none."""
+    least = [None if norm is None else _bits(norm), *(large or (None,) * 3)]
+    complements = [0 if x is None else _REST ^ x for x in least]
+    return np.array([refused, bits, _bits(sum), rounded, *complements], np.uint64)
+
+
+@dataclass
+class LookedAt:
+    """What is known of rows before they are scaled."""
+
+    squares: np.ndarray
+    lowest: np.ndarray
+    refused: int
+    bits: int
+    sum: float
+
+
+def looked_at(x: np.ndarray, lanes: int) -> LookedAt:
+    """As residue_rows.cu does, to the bit, where `lanes` threads share a row (256, or 32 warps)."""
+    squares, lowest = np.empty(len(x)), np.empty(len(x), np.int32)
+    refused, bits, largest_sum = 0, 0, 0.0
+    for r, row in enumerate(x):
+        squares[r], total = _sums(row, lanes)
+        lowest[r] = min(map(_lowest_bit, row[row != 0].tolist()), default=_NO_BIT)
+        largest = np.abs(row).max(initial=0)
+        if largest == 0:
+            continue
+        if not 2.0**-400 <= largest < 2.0**401:  # NaNs, too
+            refused = 1
+            continue
+        norm = norm_of(squares[r])
+        bits = max(bits, math.frexp(norm)[1] - int(lowest[r]))
+        largest_sum = max(largest_sum, total / norm * (1 + 2.0**-19))
+    return LookedAt(squares, lowest, refused, bits, largest_sum)
+
+
+def norm_of(squares: float) -> float:
+    """A little more than the root."""
+    return float(math.sqrt(squares) * (1 + 2.0**-20))
+
+
+def _fma(x: float, y: float, z: float) -> float:
+    """Rounded once."""
+    if not math.isfinite(z):
+        return z
+    try:
+        return float(Fraction(x) * Fraction(y) + Fraction(z))
+    except OverflowError:
+        return math.inf
+
+
+def _lowest_bit(x: float) -> int:
+    if not math.isfinite(x):
+        return 1023 if math.isnan(x) else 1024  # of such rows nobody asks it
+    number, unit = x.as_integer_ratio()
+    return (number & -number).bit_length() - unit.bit_length()
+
+
+def _sums(row: np.ndarray, lanes: int) -> tuple[float, float]:
+    """Of squares and of sizes: a thread's, a warp's in pairs, then one warp after the other."""
+    if not np.isfinite(row).all():
+        return (math.nan if np.isnan(row).any() else math.inf), 0.0
+    parts = []
+    for lane in range(lanes):
+        square, size = 0.0, 0.0
+        for value in row[lane::lanes].tolist():
+            if value:
+                square = _fma(value, value, square)
+                size += abs(value)
+        parts.append((square, size))
+    both = np.array(parts).T
+    if lanes > 32:
+        warps = both.reshape(2, -1, 32)
+        while warps.shape[-1] > 1:
+            warps = warps[..., ::2] + warps[..., 1::2]
+        both = warps[..., 0]
+    total = both[:, 0]
+    for other in both.T[1:]:
+        total = total + other
+    return float(total[0]), float(total[1])
+
+
+@dataclass
+class Packed:
+    """Rows as integers, and these as tiles of bytes."""
+
+    integers: np.ndarray  #: Python's
+    scales: np.ndarray
+    large: np.ndarray
+    rounded: int
+    norm: float | None  #: of rounded rows, the smallest
+    fewest: tuple[int, ...] | None
+    tiles: np.ndarray
+    blocks: int
+
+
+def packed(x: np.ndarray, found: LookedAt, count: int, limit: float) -> Packed:
+    """As residue_pack.cu does, of `count` moduli."""
+    rows, k = x.shape
+    integers = np.zeros((rows, k), object)
+    scales, counts = np.zeros(rows, np.int32), np.zeros((rows, 3), object)
+    norms = []
+    for r in range(rows):
+        if not found.squares[r]:
+            continue
+        norm, low = norm_of(found.squares[r]), int(found.lowest[r])
+        with np.errstate(over="ignore"):
+            ratio = float(np.float64(limit) / norm)
+        scale = min(-low, math.frexp(ratio)[1] - 1 if ratio < math.inf else 1024)
+        scales[r], norm = scale, math.ldexp(norm, scale)
+        if scale < -low:
+            norms.append(norm)
+        integers[r] = [round(Fraction(value) * Fraction(2) ** scale) for value in x[r].tolist()]
+        mean = norm / math.sqrt(k)
+        counts[r] = [sum(abs(z) >= mean * level for z in integers[r]) for level in LEVELS]
+    own = counts[found.squares != 0]
+    panels, slabs = -(-rows // 128) * 2, -(-k // 128)
+    padded = np.zeros((panels * 64, slabs * 128), object)
+    padded[:rows, :k] = integers
+    planes = (residues(padded, count) & 255).astype(np.uint8).view(np.int8)
+    return Packed(
+        integers, scales, np.array([a + (b << 21) + (c << 42) for a, b, c in counts], np.uint64),
+        int(bool(norms)), min(norms, default=None),
+        tuple(map(min, own.T)) if len(own) else None, in_tiles(planes), panels * slabs,
+    )  # fmt: skip
+
+
+def in_tiles(planes: np.ndarray) -> np.ndarray:
+    """Tiles of 64 x 128 bytes: element (r, c) lies at byte 128 r + (c ^ 16 (r % 8))."""
+    count, height, width = planes.shape
+    tiles = planes.reshape(count, height // 64, 64, width // 128, 128).swapaxes(2, 3)
+    r, c = np.ogrid[:64, :128]
+    swizzled = np.empty_like(tiles)
+    swizzled[..., r, c ^ 16 * (r % 8)] = tiles
+    return swizzled.reshape(-1)
+
+
+def statistics(found: LookedAt, made: Packed) -> Rows:
+    """What the host knows of an operand's rows."""
+    shares = tuple(few / made.integers.shape[1] for few in made.fewest)
+    return Rows(bool(made.rounded), made.norm or 0.0, found.sum, shares)

@@ -1,0 +1,234 @@
+"""float64 products by residues: moduli, and the proof that the error stays within its bound.
+
+Kernels: test_cuda_on_cpu; products on a GPU: tests/gpu/test_residues_gpu.py.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import gcd, isqrt, prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from residue_reference import looked_at, packed, statistics
+
+from multimm.errors import KernelError
+from multimm.gpu.residues import moduli
+from multimm.gpu.residues.certificate import Rows, keeps_bound
+from multimm.gpu.residues.moduli import MODULI, fewest, joined, norm_limit, product_of, residues
+
+COUNTS = range(1, len(MODULI) + 1)
+
+
+def test_moduli_are_pairwise_coprime_and_their_residues_are_bytes():
+    assert all(gcd(x, y) == 1 for x, y in combinations(MODULI, 2))
+    assert max(MODULI) <= 256
+    assert list(MODULI) == sorted(MODULI, reverse=True)
+    assert [product_of(n) for n in COUNTS] == [prod(MODULI[:n]) for n in COUNTS]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_integers_are_known_by_their_residues_up_to_the_ends(count):
+    most = (product_of(count) - 1) // 2
+    rng = np.random.default_rng(count)
+    shares = [int(x * 2**30) for x in rng.uniform(-1, 1, 50)]
+    numbers = [0, 1, -1, most, -most, most - 1, *(most * x >> 30 for x in shares)]
+    x = np.array(numbers, object)
+    planes = residues(x, count)
+    assert planes.shape == (count, len(x))
+    for modulus, plane in zip(MODULI, planes, strict=False):
+        assert all(2 * abs(r) <= modulus for r in plane)
+        assert not ((plane - x) % modulus).any()
+    assert (joined(planes) == x).all()
+
+
+@given(st.data())
+def test_products_of_residues_are_residues_of_products(data):
+    count = data.draw(st.sampled_from([2, 3, 14, 16]))
+    limit, k = isqrt(product_of(count) // 2), 5
+    size = st.integers(-limit // 3, limit // 3)  # five of these have a norm below the limit
+    a, b = (np.array(data.draw(st.lists(size, min_size=k, max_size=k)), object) for _ in "ab")
+    both = zip(residues(a, count), residues(b, count), strict=True)
+    planes = np.array([[x @ y % p] for (x, y), p in zip(both, MODULI, strict=False)], object)
+    assert joined(planes).tolist() == [a @ b]
+
+
+@given(st.sampled_from(COUNTS[7:]), st.integers(1, 2**15))
+def test_rows_within_the_limit_have_products_within_the_range(count, k):
+    limit = norm_limit(count, k)
+    rounded = int(limit) + isqrt(k) // 2 + 1  # what rounding may make of a norm
+    assert 2 * rounded**2 < product_of(count)
+    assert limit > isqrt(product_of(count) // 2) * 0.999
+
+
+def test_the_fewest_moduli_that_tell_integers_apart():
+    for bits in range(126):
+        count = fewest(bits)
+        if count is None:
+            assert 2 ** (bits + 1) > product_of(len(MODULI)) * 0.99
+            continue
+        assert 2 ** (bits + 1) < product_of(count)
+        assert count == 1 or 2 ** (bits + 1) > product_of(count - 1) * 0.99
+    assert fewest(124) == 16
+    assert fewest(125) is None
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_limbs_are_their_number_and_sums_of_them_are_exact(count):
+    each, whole, inverse = moduli.weights(count)
+
+    def number(limbs):
+        high, middle, low = map(int, limbs)
+        return (high << 84) + (middle << 42) + low
+
+    assert number(whole) == product_of(count)
+    assert inverse == 2.0**84 / product_of(count)
+    for at, limbs in enumerate(each):
+        assert all(abs(x) < 2**42 for x in limbs)
+        assert min(limbs) >= 0 or max(limbs) <= 0
+        weight = number(limbs)
+        assert 2 * abs(weight) <= product_of(count)
+        assert [weight % p for p in MODULI[:count]] == [int(i == at) for i in range(count)]
+    assert len(MODULI) * 128 * 2**42 <= 2**53
+
+
+def test_numbers_of_more_limbs_are_refused(monkeypatch):
+    monkeypatch.setattr(moduli, "MODULI", (*MODULI, 191))
+    moduli.product_of.cache_clear()
+    try:
+        with pytest.raises(KernelError, match="three limbs of 42 bits: fewer moduli"):
+            moduli.weights.__wrapped__(len(MODULI) + 1)
+    finally:
+        moduli.product_of.cache_clear()
+
+
+# The proof
+
+KINDS = {
+    "normal": lambda rng, shape: rng.standard_normal(shape),
+    "uniform": lambda rng, shape: rng.random(shape),
+    "rows": lambda rng, shape: rng.random(shape) * 10.0 ** rng.uniform(-8, 8, (shape[0], 1)),
+    "tails": lambda rng, shape: np.exp(3 * rng.standard_normal(shape)),
+    "graded": lambda rng, shape: np.exp(8 * rng.standard_normal(shape)),
+    "mask": lambda rng, shape: rng.standard_normal(shape) * (rng.random(shape) < 0.8),
+    "sparse": lambda rng, shape: rng.standard_normal(shape) * (rng.random(shape) < 0.3),
+    "integers": lambda rng, shape: rng.integers(-999, 1000, shape).astype(float),
+    "few large": lambda rng, shape: np.where(np.arange(shape[1]) % 97, 1, 1e6) * rng.random(shape),
+    "zero rows": lambda rng, shape: rng.random(shape) * (np.arange(shape[0]) % 2)[:, None],
+}  # fmt: skip
+
+
+def prepared(x, count):
+    """Integers of rows, their scales, and what the host knows of all."""
+    found = looked_at(x, 32)
+    assert not found.refused
+    made = packed(x, found, count, norm_limit(count, x.shape[1]))
+    return made, statistics(found, made)
+
+
+def integers_of(x):
+    """Finite float64 numbers as integers of Python, times one power of two."""
+    mantissas, exponents = np.frexp(x)
+    whole = (mantissas * 2.0**53).astype(np.int64).astype(object)
+    least = int(exponents[x != 0].min(initial=0))
+    return whole * 2 ** np.maximum(exponents - least, 0).astype(object), least - 53
+
+
+def within_the_bound(x, y, of_x, of_y, share=1.0):
+    """Whether each error of the product of integers is at most a share of k u |X||Y'|, exactly."""
+    (a, ea), (b, eb) = integers_of(x), integers_of(y)
+    exact, sizes = a @ b.T, abs(a) @ abs(b).T
+    ours = of_x.integers @ of_y.integers.T
+    k, scales = x.shape[1], of_x.scales.astype(int)[:, None] + of_y.scales.astype(int)
+    for (i, j), own in np.ndenumerate(ours):
+        # own 2^-s and exact 2^(ea + eb), both times 2^(s + t), t so large that all are integers.
+        shift = int(scales[i, j]) + ea + eb
+        up, down = 2 ** max(shift, 0), 2 ** max(-shift, 0)
+        if (
+            2**53 * abs(own * down - exact[i, j] * up)
+            > int(k * 2**20 * share) * sizes[i, j] * up >> 20
+        ):
+            return False
+    return True
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(sorted(KINDS)), st.sampled_from(sorted(KINDS)), st.integers(0, 10**6),
+       st.sampled_from([10, 13, 14, 15, 16]), st.sampled_from([64, 200, 512]))  # fmt: skip
+def test_what_is_proved_is_true(left, right, seed, count, k):
+    rng = np.random.default_rng(seed)
+    x, y = KINDS[left](rng, (12, k)), KINDS[right](rng, (14, k))
+    (of_x, rows_x), (of_y, rows_y) = prepared(x, count), prepared(y, count)
+    if keeps_bound(rows_x, rows_y, k):
+        assert within_the_bound(x, y, of_x, of_y)
+
+
+def test_normal_numbers_are_proved_with_14_moduli_and_err_far_less():
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((32, 1024)), rng.standard_normal((32, 1024))
+    (of_x, rows_x), (of_y, rows_y) = prepared(x, 14), prepared(y, 14)
+    assert keeps_bound(rows_x, rows_y, 1024)
+    assert within_the_bound(x, y, of_x, of_y, share=0.1)
+    assert not keeps_bound(*(prepared(z, 13)[1] for z in (x, y)), 1024)
+
+
+def test_a_bound_that_does_not_hold_is_not_proved():
+    """With fewer moduli the error is beyond the bound, and is seen."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((8, 200)), rng.standard_normal((8, 200))
+    for count in (10, 11):
+        (of_x, rows_x), (of_y, rows_y) = prepared(x, count), prepared(y, count)
+        assert not within_the_bound(x, y, of_x, of_y)
+        assert not keeps_bound(rows_x, rows_y, 200)
+
+
+def test_what_is_proved_is_true_where_all_numbers_are_rounded_the_same_way():
+    k, proved = 64, []
+    y = np.ones((3, k))
+    for power in range(38, 48):
+        x = 2.0**power + np.arange(5 * k).reshape(5, k) % 9 + 15 / 32
+        found = looked_at(x, 32)
+        made = packed(x, found, 14, 1.5 * 2**power * k**0.5)
+        of_y, rows_y = prepared(y, 14)
+        assert not made.scales.any()
+        assert not rows_y.rounded
+        proved.append(keeps_bound(statistics(found, made), rows_y, k))
+        assert not proved[-1] or within_the_bound(x, y, made, of_y), power
+    x = 2.0**48 + np.arange(k)[None] % 9 + 0.25  # of the bound half is used
+    found = looked_at(x, 32)
+    made = packed(x, found, 14, 1.5 * 2**48 * k**0.5)
+    assert within_the_bound(x, y, made, of_y)
+    assert not within_the_bound(x, y, made, of_y, share=0.1)
+
+
+@pytest.mark.parametrize("kind", ["graded", "sparse"])
+def test_rows_of_few_large_numbers_are_not_proved(kind):
+    rng = np.random.default_rng(1)
+    x, y = KINDS[kind](rng, (32, 512)), KINDS[kind](rng, (32, 512))
+    assert not keeps_bound(*(prepared(z, 14)[1] for z in (x, y)), 512)
+
+
+def test_one_row_of_few_large_numbers_is_enough_to_refuse():
+    rng = np.random.default_rng(2)
+    x, y = rng.standard_normal((2, 16, 512))
+    assert keeps_bound(*(prepared(z, 14)[1] for z in (x, y)), 512)
+    x[5, 1:] *= 1e-9
+    assert not keeps_bound(*(prepared(z, 14)[1] for z in (x, y)), 512)
+
+
+def test_integers_are_exact_whatever_they_are():
+    rng = np.random.default_rng(3)
+    x = rng.integers(-(2**20), 2**20, (10, 300)).astype(float) * 2.0**-7
+    x *= rng.random(x.shape) < 0.1
+    (of_x, rows_x) = prepared(x, 14)
+    assert not rows_x.rounded
+    assert (of_x.integers * 2.0 ** -of_x.scales[:, None].astype(float) == x).all()
+
+
+def test_larger_integers_prove_more():
+    rows = Rows(True, 2.0**40, 20.0, (0.6, 0.8, 0.9))
+    assert not keeps_bound(rows, rows, 512)
+    assert keeps_bound(rows.scaled(2.0**20), rows.scaled(2.0**20), 512)
+    assert rows.scaled(2.0).norm == 2.0**41
