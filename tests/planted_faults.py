@@ -291,6 +291,13 @@ MEMORY = (
         "consumers -k many_small",
     ),
     Fault(
+        "workers make all chunks of an operand at once",
+        "planning/candidates/read_ahead.py",
+        "if not (chunked and once):",
+        "if True:",
+        "consumers -k on_workers",
+    ),
+    Fault(
         "what the process holds already is planned with",
         "cluster/local.py",
         "process_bytes=min(limit, -(-held // step) * step),",

@@ -239,7 +239,7 @@ def test_a_lazy_operand_stays_where_the_product_before_has_it_made(client):
     rng, w = da.random.default_rng(9), integers((256, 16), 10)
     a = rng.integers(-8, 9, (72000, 256), chunks=(9000, 256)).astype("f4")
     x, b = a.compute(scheduler="synchronous"), da.from_array(w)
-    y = multimm.matmul(a, b, chunks="operands")
+    y = multimm.matmul(a, b, chunks="operands", blocks=(9000, 8))  # each block of X is used twice
     below = y.dask.layers[y.name].has_made_on(a)
     assert sorted(below) == [0, 0, 1, 1, 2, 2, 3, 3]
     q = y.map_blocks(lambda block: block[::-1], dtype="f4")

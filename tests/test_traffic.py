@@ -156,7 +156,7 @@ def test_what_travels_is_what_was_planned_and_the_result_is_exact(client, of, wh
     np.testing.assert_array_equal(c.compute(), expected)
     if "at most" in str(plan):
         assert moved <= plan.bytes_moved
-    else:
+    elif "placed by Dask" not in str(plan):
         assert moved == plan.bytes_moved
 
 

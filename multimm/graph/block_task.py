@@ -57,6 +57,7 @@ class Place(NamedTuple):
     order: tuple[int, ...]
     inputs: Inputs = ()  #: operand blocks and where they belong
     numbers: tuple[int, ...] = ()  #: of each rank's worker, by address; empty: the ranks
+    pinned: bool = True  #: else Dask decides
 
     @property
     def row_panel(self) -> int:
@@ -128,6 +129,11 @@ class BlockTask(LabelledTask):
     ) -> None:
         self.place, self.sizes = place, sizes
         super().__init__(key, func, *args, label=label, **kwargs)
+
+    @property
+    def block_fusion(self) -> bool:
+        """Dask merges what it places with what makes its block: that is never held."""
+        return self.place.pinned
 
     def __call__(self, values: Any = ()) -> Block:
         """Run the task; an error says which block it was to make, of which ones, and where."""

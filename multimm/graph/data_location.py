@@ -48,8 +48,8 @@ class ProductLayer(TaskLayer):
     @property
     def spread(self) -> bool:
         """Whether several workers compute it; else Dask, or the plugin, decides on one."""
-        places = (task.place for task in self.mapping.values() if isinstance(task, BlockTask))
-        return len({place.owner for place in places}) > 1
+        places = [task.place for task in self.mapping.values() if isinstance(task, BlockTask)]
+        return all(x.pinned for x in places) and len({x.owner for x in places}) > 1
 
     def rank(self, place: Place, owner: Coordinate) -> int:
         """The place among the addresses of a worker of the grid."""

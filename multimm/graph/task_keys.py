@@ -58,7 +58,8 @@ class Keys:
     def place(self, owner: Coordinate, order: Index, inputs: Inputs = ()) -> Place:
         """Where and when a task of this product is to run."""
         grid, cluster = self.layout.grid, self.cluster
-        return Place(grid, cluster.workers, owner, order, inputs, cluster.numbers)
+        pinned = not self.layout.queued
+        return Place(grid, cluster.workers, owner, order, inputs, cluster.numbers, pinned)
 
     def chain(self, batch: Index, i: int, j: int, s: int) -> Key:
         """The key of P(i, j) after k-tile s; C's own key where no tree follows the last k-tile."""

@@ -40,7 +40,7 @@ from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
 from multimm.planning.search import NEARLY, Rank, candidates, cut_alike, first_look, ranked
-from multimm.planning.tiling.counts import AS_USUAL, JOINED, Cut, bounds_blocks, most_of
+from multimm.planning.tiling.counts import AS_USUAL, JOINED, Cut, most_of
 from multimm.planning.tiling.grid import Grid
 
 #: Plans that were seen to take longer than predicted have to be so many times as fast as others, or
@@ -248,8 +248,9 @@ def is_small(problem: Problem, cluster: ClusterSpec) -> bool:
         return False
     if _fetches(problem, cluster) > SMALL_FETCHES:
         return False
-    made = sum(prod(spec.shape) for spec in (problem.a, problem.b)) * problem.awaited
-    if made > JOINED and bounds_blocks(cluster):  # one task holds all of it, and joined once more
+    operands = zip((problem.a, problem.b), problem.made_anywhere, strict=True)
+    made = sum(prod(spec.shape) for spec, anywhere in operands if anywhere)
+    if made > JOINED and cluster.slowest.kind == "cpu":  # one task holds all, and joined once more
         return False
     return seconds <= SMALL_SECONDS and size <= min(SMALL_BYTES, cluster.budget_bytes)
 

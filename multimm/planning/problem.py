@@ -121,6 +121,15 @@ class Problem:
             )
 
     @cached_property
+    def made_anywhere(self) -> tuple[bool, bool]:
+        """For A and for B: tasks make its blocks, on workers that nobody has chosen yet."""
+        a, b = (
+            self.awaited and not (read or spec.owners)
+            for spec, read in zip((self.a, self.b), self.rereadable, strict=True)
+        )
+        return a, b
+
+    @cached_property
     def m(self) -> int:
         """Rows of C."""
         return self.a.rows

@@ -110,6 +110,8 @@ class Schedule:
         block columns, are partial products of those of C.
     row_owners : Blocks
         The row of the grid that computes each block row, over all matrices. Empty: in turn.
+    queued : bool
+        Dask decides where tasks run, and when: see `candidates.read_ahead`.
     """
 
     # What layouts of one product differ in tells them apart: they are looked up many times.
@@ -128,6 +130,7 @@ class Schedule:
     k_parts: Blocks = ()
     partial_products: PartialProducts | None = field(default=None, hash=False)
     row_owners: Blocks = ()
+    queued: bool = False
 
     @cached_property
     def batch_sizes(self) -> Blocks:
@@ -426,7 +429,7 @@ class Schedule:
 
     def result_owners(self, workers: int) -> tuple[int, ...]:
         """The worker of each chunk of C, in C order; empty where Dask decides."""
-        if not self.work.spread(workers):
+        if self.queued or not self.work.spread(workers):
             return ()
         ranks = [x.owner for x in self.handed_out] if self.hands_out else self.block_owners
         return tuple(rank % workers for rank in ranks)

@@ -10,7 +10,12 @@ from typing import NamedTuple
 
 from multimm.planning.blocking import lay_out
 from multimm.planning.candidates.along_chunks import along_chunks
-from multimm.planning.candidates.read_ahead import in_short_parts, made_by_tasks, with_little_ahead
+from multimm.planning.candidates.read_ahead import (
+    as_queued,
+    in_short_parts,
+    made_by_tasks,
+    with_little_ahead,
+)
 from multimm.planning.cost import communication, memory, time
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.options import Options
@@ -174,11 +179,13 @@ def bounded(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> dict[Schedule,
 
     A GPU worker has one thread, and memory for a task that takes all of k.
     """
-    many_at_once = cluster.threads > 1 or cluster.workers == 1
-    if cluster.slowest.kind == "gpu" or not many_at_once or not any(map(made_by_tasks, ranks)):
+    if cluster.slowest.kind == "gpu" or not any(map(made_by_tasks, ranks)):
         return ranks
-    short = dict.fromkeys(in_short_parts(layout, cluster) for layout in ranks)
-    ranks = ranks | ranked((x for x in short if x not in ranks), cluster)
+    ranks = ranked(dict.fromkeys(as_queued(x, cluster) for x in ranks), cluster)
+    short = ranked(dict.fromkeys(in_short_parts(x, cluster) for x in ranks), cluster)
+    if cluster.threads == 1 and cluster.workers > 1:
+        return short
+    ranks |= short
     fitting = [x for x, rank in ranks.items() if not rank.too_large]
     return {x: ranks[x] for x in with_little_ahead(fitting or list(ranks), cluster)}
 

@@ -4,7 +4,7 @@ Dask's own heuristics do not know the plan, and annotations on a lazy array are 
 it is optimised. So each task carries its label and `Place`, and on the scheduler this plugin
 
 * turns coordinates into live workers and pins tasks strictly to them (a loose pin is
-  overridden by work stealing);
+  overridden by work stealing), unless the plan leaves them to Dask;
 * pins what makes an operand block to the worker where the block belongs, and what only that
   needs, too; restrictions that the user set are never touched;
 * orders a product's tasks k-tile by k-tile, so that few operand blocks are alive at a time;
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 #: Raised when `Label`, `Place` or the plugin's behaviour changes, so that two releases of multimm
 #: can share a scheduler without one taking the other's plugin for its own.
-VERSION = 3
+VERSION = 4
 NAME = f"multimm-placement-{VERSION}"
 
 #: Seconds from a loss until the lost worker's tasks go to others, together with those of all who
@@ -101,7 +101,9 @@ class BlockPlacement(SchedulerPlugin):
         """Pin and order the products that arrive with a graph."""
         arrived: dict[str, dict[TaskState, BlockTask]] = {}
         for key in tasks:
-            if (ts := scheduler.tasks.get(key)) is not None and (task := ours(ts)) is not None:
+            ts = scheduler.tasks.get(key)
+            task = None if ts is None else ours(ts)
+            if ts is not None and task is not None and task.place.pinned:
                 arrived.setdefault(task.label.product, {})[ts] = task
         for token, own in arrived.items():
             alone = len({task.place.owner for task in own.values()}) == 1

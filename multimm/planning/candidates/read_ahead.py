@@ -5,6 +5,9 @@ operands meanwhile, as much as there is: all of it lies in memory. With k in sho
 summed by itself, every thread finds something to multiply, and nothing is made long before it is
 needed. `dask.array.matmul` sums in parts of one chunk.
 
+Workers make operands ahead with one thread, too, while a product is on its way from the scheduler.
+Dask prevents that, as long as it may place tasks: see `as_queued`.
+
 What comes from files is read when it is needed, and no sooner: see
 `multimm.graph.lowering.backpressure`.
 """
@@ -18,10 +21,13 @@ from multimm.planning.hardware import ClusterSpec
 from multimm.planning.schedule import SHORT, Schedule
 from multimm.planning.tiling.counts import MOST_ELEMENTS, bounds_blocks, most_of
 from multimm.planning.tiling.grid import Grid, ceil_div
+from multimm.planning.tiling.result_chunks import within
 
 #: Bytes of such operands that may lie in memory at once, what share of all that a worker
 #: multiplies, and how many times the least that any layout needs: arbitrary.
 LITTLE, SHARE, NEARLY_LEAST = 16_000_000, 0.125, 1.5
+#: Sums of short parts that a task adds which Dask places: as many as in Dask's own product.
+ADDED = 4
 
 
 def made_by_tasks(layout: Schedule) -> bool:
@@ -35,7 +41,33 @@ def in_short_parts(layout: Schedule, cluster: ClusterSpec) -> Schedule:
     p_m, p_n, p_k = layout.grid
     if not made_by_tasks(layout) or layout.k_parts or not _runs_ahead(layout, cluster):
         return layout
+    if layout.queued:
+        return replace(layout, grid=Grid(p_m, p_n, p_k * layout.links), fan_in=ADDED)
     return replace(layout, grid=Grid(p_m, p_n, p_k * ceil_div(layout.links, SHORT)))
+
+
+def as_queued(layout: Schedule, cluster: ClusterSpec) -> Schedule:
+    """The same layout, left to Dask if each chunk that tasks make anywhere is for one product.
+
+    Of tasks that wait for nothing, Dask sends a worker as many as it has threads, and the next ones
+    when products are done. All that are pinned it sends at once.
+    """
+    several = layout.grid.workers > 1 and not layout.k_parts
+    if not several or not made_by_tasks(layout) or layout.spec("c").owners:
+        return layout
+    made = dict(zip("ab", layout.problem.made_anywhere, strict=True))
+    beside = {"a": layout.n_blocks, "b": layout.m_blocks}
+    chunked = [role for role in layout.roles if layout.spec(role).blocks > 1]
+    once = all(
+        made[role]
+        and len(beside[role]) == 1
+        and all(map(within, layout.spec(role).chunks, layout.operand_chunks(role)))
+        and all(len(share.users) == 1 for share in layout.shares(role))
+        for role in chunked
+    )
+    if not (chunked and once):
+        return layout
+    return replace(layout, queued=True, band=ceil_div(len(layout.row_sizes), layout.grid.p_m))
 
 
 def with_little_ahead(layouts: list[Schedule], cluster: ClusterSpec) -> list[Schedule]:
@@ -85,14 +117,16 @@ def _made_at_once(layout: Schedule, cluster: ClusterSpec, role: str, tasks: int)
     chunks = spec.chunks[-1 if role == "a" else -2]
     if not in_use:
         return 0
-    if bounds_blocks(cluster):
-        if spec.blocks == 1:
-            return spec.nbytes
-        most = most_of(layout.problem, cluster)
-        length, blocks = (most.m, layout.m_blocks) if role == "a" else (most.n, layout.n_blocks)
-        if length < MOST_ELEMENTS:  # each task takes a block, and no other one takes it again
-            in_use //= len(blocks)
-    elif len(chunks) == 1:
+    if bounds_blocks(cluster) and spec.blocks == 1:
+        return spec.nbytes
+    most, grid = most_of(layout.problem, cluster), layout.grid
+    length, blocks, p = {
+        "a": (most.m, layout.m_blocks, grid.p_m),
+        "b": (most.n, layout.n_blocks, grid.p_n),
+    }[role]
+    if length < MOST_ELEMENTS:  # each task takes a block, and no other one takes it again
+        in_use //= ceil_div(len(blocks), p)
+    elif len(chunks) == 1 and not bounds_blocks(cluster):
         return tasks * in_use
     return tasks * max(in_use, in_use * max(chunks) // max(layout.k_tiles))
 
@@ -104,7 +138,8 @@ def _operands(layout: Schedule, cluster: ClusterSpec) -> int:
 def _few_blocks(layout: Schedule, cluster: ClusterSpec) -> bool:
     """Whether several threads have no more blocks of C than they are."""
     blocks = ceil_div(layout.work.count, layout.grid.p_m * layout.grid.p_n)
-    return blocks <= cluster.threads > 1
+    # What Dask queues is made while the next product is on its way.
+    return blocks <= cluster.threads and (cluster.threads > 1 or layout.queued)
 
 
 def _runs_ahead(layout: Schedule, cluster: ClusterSpec) -> bool:

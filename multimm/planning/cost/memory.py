@@ -36,7 +36,9 @@ def held(layout: Schedule, cluster: ClusterSpec) -> Held:
     p, each = layout.problem, crowd(layout, cluster)
     result = each * layout.work.most_kept
     at_once = each
-    if layout.in_turn(cluster.workers):
+    if layout.queued:
+        at_once = products_at_once(layout, cluster)
+    elif layout.in_turn(cluster.workers):
         at_once = min(each, products_at_once(layout, cluster))
     k_tiles = _k_tiles(layout, at_once)
     stay = (
@@ -147,6 +149,9 @@ def _sliced(layout: Schedule) -> int:
 def _k_tiles(layout: Schedule, each: int) -> Terms:
     """Of k-tiles of the operands that `each` places of a worker need: none of it can be spilled."""
     terms: Terms = {}
+    if layout.queued:  # of each product, and of the next one
+        used = layout.operands.first_use.items()
+        return {f"{role.upper()} in use": WINDOW * each * size for role, size in used}
     for role, k_tile_bytes in layout.operands.in_use.items():
         at_once = min(layout.k_tiles_per_task, layout.steps)
         arrives = layout.operands.arrives(role)
@@ -225,7 +230,7 @@ def _kept(layout: Schedule, cluster: ClusterSpec, each: int, k_tiles: Terms) -> 
     for role, size in {} if layout.stream else layout.operands.kept.items():
         name, owner = role.upper(), each * size
         used = k_tiles.get(f"{name} in use", 0)
-        if _used_at_once(layout, cluster, role):
+        if layout.queued or _used_at_once(layout, cluster, role):
             owner = min(owner, SHORT * int(used))
         if role in layout.operands.packed:
             elements = owner // layout.spec(role).itemsize

@@ -75,7 +75,9 @@ def picture(plan: MatmulPlan) -> str:
     ]
     many = [f"{x.name} in {len(x.rows)} x {len(x.columns)}" for x in (a, b, c)]
     first = any(max(len(x.rows), len(x.columns)) > MOST for x in (a, b, c))
-    said = f"{', '.join(many)} blocks; each colour is a worker."
+    said = f"{', '.join(many)} blocks; " + (
+        "Dask decides on workers." if plan.layout.queued else "each colour is a worker."
+    )
     said += f" The first {MOST} of each side are drawn." if first else ""
     said += " Of a stack, the first matrices." if plan.layout.batch_blocks else ""
     return (
@@ -94,15 +96,15 @@ def matrices(plan: MatmulPlan) -> tuple[Matrix, Matrix, Matrix]:
     """What is drawn of a plan."""
     layout, workers = plan.layout, plan.used.workers
 
-    def number(rank: int) -> int:
-        return plan.cluster.number(rank % workers)
+    def number(rank: int) -> int | None:
+        return None if layout.queued else plan.cluster.number(rank % workers)
 
     rows, columns = layout.own_chunks[-2:]
     c = Matrix("C", rows, columns, lambda i, j: number(layout.completes(i, j)))
     return _operand("a", layout, number), _operand("b", layout, number), c
 
 
-def _operand(role: str, layout: Schedule, number: Callable[[int], int]) -> Matrix:
+def _operand(role: str, layout: Schedule, number: Callable[[int], int | None]) -> Matrix:
     own, name = layout.in_place, role.upper()
     if own is not None:  # in chunks, as they come
         spec = layout.spec(role)
@@ -118,7 +120,7 @@ def _operand(role: str, layout: Schedule, number: Callable[[int], int]) -> Matri
         return Matrix(name, rows, columns, of_chunk)
     tiles, k_tiles, grid = layout.tiles, layout.k_tiles, layout.grid
 
-    def of_block(block: int, k_tile: int) -> int:
+    def of_block(block: int, k_tile: int) -> int | None:
         known = role if role in layout.roles else "a"  # of a symmetric product B is A
         return number(grid.rank(tiles.owner(known, 0, block, k_tile)))
 

@@ -219,7 +219,8 @@ def _tasks(plan: MatmulPlan) -> str:
     burden = ""
     if count > MOST_TASKS:
         burden = f" (more than Dask can take: {human(count * TASK_BYTES)} in client and scheduler)"
-    return f"{count:,}{burden}{passes}"
+    placed = ", placed by Dask, which makes few chunks of operands ahead" * plan.layout.queued
+    return f"{count:,}{burden}{passes}{placed}"
 
 
 def _moves(plan: MatmulPlan) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -255,7 +256,9 @@ def _recut(plan: MatmulPlan) -> str:
 
 
 def at_most(plan: MatmulPlan) -> str:
-    """Whether fewer bytes may move than are said."""
+    """Whether fewer bytes may move than are said; or others, where Dask decides."""
+    if plan.layout.queued:
+        return "about "
     said = _recut(plan) if plan.bytes_recut else ""
     return said or (_unless_known(plan, "c") if plan.bytes_added else "")
 

@@ -97,14 +97,14 @@ def most_of(problem: Problem, cluster: ClusterSpec) -> Most:
     The same goes for operands that tasks make: Dask's product lets go of a chunk once all blocks of
     C have it. Where that is one, we do so as well.
     """
-    if not bounds_blocks(cluster):
+    made, in_process = problem.made_anywhere, bounds_blocks(cluster)
+    if not in_process and (cluster.slowest.kind == "gpu" or not any(made)):
         return Most()
     a, b, batch = problem.a, problem.b, prod(map(max, problem.batch_chunks))
     (rows, k_of_a), (k_of_b, columns) = (tuple(map(max, x.chunks[-2:])) for x in (a, b))
-    c = max(usual_edges(problem, cluster)[1] ** 2, rows * columns)
+    c = max(usual_edges(problem, cluster)[1] ** 2, rows * columns) if in_process else MOST_ELEMENTS
     stack = max(JOINED, batch * max(rows * columns, rows * k_of_a, k_of_b * columns))
     most = Most(*(min(MOST_ELEMENTS, size) for size in (c, stack)))
-    made = [problem.awaited and not read for read in problem.rereadable]
     if made[0] and len(b.chunks[-1]) == 1:
         m, k = _longest(a, batch)
         most = most._replace(m=m, k=k)
