@@ -259,14 +259,28 @@ def test_no_worker_is_killed_whose_plan_fits(tmp_path, monkeypatch, megabytes, f
 
 
 @pytest.mark.parametrize("codec", [None, zarr.codecs.ZstdCodec(), zarr.codecs.GzipCodec()])
-@pytest.mark.parametrize("stands", ["cut short", "noise", "empty"])
+@pytest.mark.parametrize("stands", ["cut short", "noise"])
 def test_damaged_chunks_are_errors(tmp_path, codec, stands):
     array = zarr.create_array(tmp_path / "x.zarr", data=X, chunks=(100, 50), compressors=codec)
     path = tmp_path / "x.zarr" / array.metadata.encode_chunk_key((1, 1))
-    content = {"cut short": path.read_bytes()[:-3], "noise": RNG.bytes(500), "empty": b""}
+    content = {"cut short": path.read_bytes()[:-3], "noise": RNG.bytes(500)}
     path.write_bytes(content[stands])
     with pytest.raises(FileFormatError, match="cannot be read"):
         graph.read_block(inspect(tmp_path / "x.zarr"), (slice(7, 170), slice(3, 144)))
+
+
+@pytest.mark.parametrize(
+    "options", [{"compressors": None}, {}, {"shards": (200, 100)}, {"zarr_format": 2}]
+)
+def test_an_empty_file_in_place_of_a_chunk_is_no_fill_value(tmp_path, options):
+    array = zarr.create_array(tmp_path / "x.zarr", data=X, chunks=(100, 50), **options)
+    path = tmp_path / "x.zarr" / array.metadata.encode_chunk_key((1, 1))
+    path.write_bytes(b"")
+    with pytest.raises(FileFormatError, match=f"^{path}: an empty file in place of a chunk"):
+        inspect(tmp_path / "x.zarr")
+    path.unlink()  # where the fill value is meant
+    block = slice(200, 210), slice(100, 110)
+    assert not graph.read_block(inspect(tmp_path / "x.zarr"), block).all()
 
 
 @pytest.mark.parametrize(("given", "used"), [(True, 5), (False, 1)])

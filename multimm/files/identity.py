@@ -72,10 +72,20 @@ def states(paths: Sequence[str]) -> list[State]:
     return [state(path) for path in paths]
 
 
+def size_of(found: State) -> int | None:
+    """Bytes of what is there; None where that is not told."""
+    told = str(found[0]).removeprefix("size=") if isinstance(found[0], str) else str(found[1])
+    return int(told) if told.isdecimal() else None
+
+
 def largest_file(found: Iterable[State]) -> int | None:
     """Bytes of the largest of some files; None where that is not told of each."""
-    told = [str(x[0]).removeprefix("size=") if isinstance(x[0], str) else str(x[1]) for x in found]
-    return max(map(int, told), default=0) if all(map(str.isdecimal, told)) else None
+    largest = 0
+    for one in found:
+        if (size := size_of(one)) is None:
+            return None
+        largest = max(largest, size)
+    return largest
 
 
 def sources(paths: Iterable[str]) -> tuple[Source, ...]:

@@ -22,6 +22,7 @@ from multimm.files.identity import (
     mark,
     same,
     settled,
+    size_of,
     sources,
     state,
     states,
@@ -58,7 +59,13 @@ def inspect(place: Location) -> StoredMatrix:
     found = replace(place, dataset=name)
     dtype = check_meaning(found, node.dtype, _attributes(node))
     matrix = StoredMatrix(found, node.shape, dtype, node.shards or node.chunks)
-    matrix = settled(partial(_seen, matrix, node))
+    matrix, empty = settled(partial(_seen, matrix, node))
+    if empty:  # of a shard Zarr takes that for the fill value
+        (path,) = _files(_folder(matrix), node, empty[:1])
+        raise FileFormatError(
+            f"{path}: an empty file in place of a chunk, as a run that was killed may leave it: "
+            "write the chunk again, or remove the file if the fill value is meant"
+        )
     if (
         node.fill_value is None
         and matrix.states is not None
@@ -158,8 +165,10 @@ def _folder(matrix: StoredMatrix) -> str:
     return f"{matrix.path.rstrip('/')}/{matrix.dataset}" if matrix.dataset else matrix.path
 
 
-def _seen(matrix: StoredMatrix, node: Any) -> tuple[StoredMatrix, list[State]]:
-    """The matrix with the states of its files as they are now, and these."""
+def _seen(
+    matrix: StoredMatrix, node: Any
+) -> tuple[tuple[StoredMatrix, list[tuple[int, ...]]], list[State]]:
+    """The matrix with the states of its files as they are now, which are empty, and these."""
     folder = _folder(matrix)
     names = ("zarr.json",) if node.metadata.zarr_format == 3 else (".zarray", ".zattrs")
     described = sources(f"{folder}/{name}" for name in names)
@@ -173,7 +182,8 @@ def _seen(matrix: StoredMatrix, node: Any) -> tuple[StoredMatrix, list[State]]:
     largest = None if chunks is None else largest_file(chunks.values())
     marks = None if chunks is None else {at: mark(found) for at, found in chunks.items()}
     storage = of_zarr(node, largest)
-    return replace(matrix, sources=described, states=marks, storage=storage), every
+    empty = [at for at, found in (chunks or {}).items() if size_of(found) == 0]
+    return (replace(matrix, sources=described, states=marks, storage=storage), empty), every
 
 
 def _grid_place(key: str, ndim: int) -> tuple[int, ...] | None:
