@@ -279,7 +279,7 @@ MEMORY = (
     Fault(
         "threads make operands long before these are needed",
         "planning/candidates/read_ahead.py",
-        "if not made_by_tasks(layout) or layout.k_parts or not _runs_ahead(layout, cluster):",
+        "if not made_by_tasks(layout) or layout.k_parts or layout.links <= most:",
         "if True:",
         "read_ahead",
     ),

@@ -250,6 +250,15 @@ def test_products_of_many_small_lazy_chunks_hold_no_more_than_dasks(kind, dtype)
         np.testing.assert_allclose(ours.compute(), theirs.compute())
 
 
+@pytest.mark.slow
+def test_what_dask_puts_in_order_takes_no_more_than_of_dasks_product():
+    """X' X of 10,000 chunks: in one chain of products, each depends on all chunks before."""
+    x = da.ones((10**6, COLUMNS), chunks=(100, COLUMNS)).map_blocks(np.copy)
+    with dask.config.set(scheduler="sync"):
+        theirs, ours = x.T @ x, multimm.matmul(x.T, x)
+        assert peak_of(ours) < TIMES * peak_of(theirs)
+
+
 def test_contractions_of_many_small_lazy_chunks_hold_no_more_than_dasks():
     x = small_chunks().reshape(-1, ROWS, COLUMNS)
     with dask.config.set(scheduler="sync"):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from multimm.planning.blocking import lay_out
 from multimm.planning.candidates.along_chunks import along_chunks
 from multimm.planning.candidates.read_ahead import (
+    MOST_LINKS,
     as_queued,
     in_short_parts,
     made_by_tasks,
@@ -185,7 +186,7 @@ def bounded(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> dict[Schedule,
     short = ranked(dict.fromkeys(in_short_parts(x, cluster) for x in ranks), cluster)
     if cluster.threads == 1 and cluster.workers > 1:
         return short
-    ranks |= short
+    ranks = {x: rank for x, rank in ranks.items() if x.links <= MOST_LINKS} | short
     fitting = [x for x, rank in ranks.items() if not rank.too_large]
     return {x: ranks[x] for x in with_little_ahead(fitting or list(ranks), cluster)}
 
