@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 from gpu_arrays import padded
 
+import multimm
 from multimm.gpu import last_choice
 from multimm.gpu.residues.gemm import gemm
 from multimm.gpu.runtime.launch import device_of
+from multimm.graph.lowering.symmetric import link_diagonal
+from multimm.graph.tasks.multiply import Step
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
@@ -213,3 +216,32 @@ def test_the_same_bits_every_time():
     x, y = cupy.asarray(normal((1100, 1300))), cupy.asarray(normal((1300, 900), 1))
     first, again = gemm(x, y, (1100, 900)), gemm(x, y, (1100, 900))
     np.testing.assert_array_equal(cupy.asnumpy(first), cupy.asnumpy(again))
+
+
+def test_large_products_of_users_run_so_and_none_that_asks_for_fp64():
+    x, y = normal((4096, 2300)), normal((2300, 4096), 1)
+    a, b = cupy.asarray(x), cupy.asarray(y)
+    found = multimm.matmul(a, b)
+    assert_within(found, x, y)
+    assert last_choice().kernel == "residues"
+    exact = multimm.matmul(a, b, precision="ieee")
+    np.testing.assert_allclose(cupy.asnumpy(exact), cupy.asnumpy(found), rtol=0, atol=1e-10)
+    np.testing.assert_array_equal(cupy.asnumpy(exact), cupy.asnumpy(a @ b))
+
+
+@pytest.mark.parametrize("trans_a", [True, False])
+def test_of_a_block_and_its_transpose_one_triangle_is_computed_and_mirrored(trans_a):
+    x = normal((9000, 2100) if trans_a else (2100, 9000))
+    step = Step("float64", "float64", trans_a=trans_a, trans_b=not trans_a)
+    found = link_diagonal(cupy.asarray(x), step=step, complete=True)
+    left = x.T if trans_a else x
+    assert_within(found, left, left.T)
+    np.testing.assert_array_equal(cupy.asnumpy(found), cupy.asnumpy(found.T))
+    assert last_choice().kernel == "residues"
+
+
+def test_where_the_bound_is_not_proved_a_product_is_that_of_cublas():
+    graded = 10.0 ** np.linspace(-3, 3, 2300)
+    x, y = normal((4096, 2300)) * graded, normal((2300, 4096), 1)
+    a, b = cupy.asarray(x), cupy.asarray(y)
+    np.testing.assert_array_equal(cupy.asnumpy(multimm.matmul(a, b)), cupy.asnumpy(a @ b))
