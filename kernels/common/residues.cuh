@@ -23,12 +23,6 @@ struct Summary {
   unsigned long long large[3];   // ~: fewest elements of a row beyond 1/2, 1/4, 1/8 of its mean square
 };
 
-// What is known of each row of an operand, one array after the other.
-struct Rows {
-  const double* squares;  // the sum of squares; 0: all elements are 0
-  const int* lowest;      // the lowest bit of all elements is worth 2^lowest
-};
-
 // 2^n of -1022 <= n <= 1023.
 __device__ __forceinline__ double power(int n) {
   return __hiloint2double((n + 1023) << 20, 0);

@@ -8,7 +8,7 @@ residue_join   integers from their residues, and float64 numbers from these
 
 from __future__ import annotations
 
-import struct
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from multimm.gpu.arch import LOWER, tiles_of
 from multimm.gpu.emulated.pack import source_of
 from multimm.gpu.residues.certificate import Rows
 from multimm.gpu.residues.moduli import MODULI, weights
-from multimm.gpu.runtime.launch import device_of, kernel_for
+from multimm.gpu.runtime.launch import by_value, device_of, kernel_for
 
 Array = Any
 Void = np.ndarray[Any, Any]
@@ -166,23 +166,22 @@ def joined(
     return d
 
 
+# What kernels take by value is the same in each launch.
+@functools.cache
 def _moduli_of_packing() -> Void:
     inverses, halves = [1 / x for x in MODULI], [2**28 % x for x in MODULI]
-    return _by_value(struct.pack(f"{3 * len(MODULI)}d", *MODULI, *inverses, *halves))
+    return by_value(np.array([*MODULI, *inverses, *halves], np.float64))
 
 
+@functools.cache
 def _moduli_of_products() -> Void:
-    count = len(MODULI)
-    return _by_value(struct.pack(f"{count}i{count}f", *MODULI, *(1 / x for x in MODULI)))
+    inverses = np.array([1 / x for x in MODULI], np.float32)
+    return by_value(np.concatenate([np.array(MODULI, np.int32), inverses.view(np.int32)]))
 
 
+@functools.cache
 def _weights(count: int) -> Void:
     each, whole, inverse = weights(count)
-    limbs = [limb for one in each for limb in one]
-    rest = [0.0] * (len(whole) * len(MODULI) - len(limbs))
-    return _by_value(struct.pack(f"{len(limbs + rest) + 4}d", *limbs, *rest, *whole, inverse))
-
-
-def _by_value(values: bytes) -> Void:
-    """A struct that a launch carries."""
-    return np.frombuffer(values, np.dtype((np.void, len(values))))
+    limbs = np.zeros((len(MODULI), len(whole)))
+    limbs[:count] = each
+    return by_value(np.array([*limbs.flat, *whole, inverse]))
