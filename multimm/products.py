@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import numpy as np
 from multimm.cluster.describe import described
 from multimm.cluster.inspect.cluster_spec import Holders, listed_with
 from multimm.cluster.local import local
-from multimm.errors import DTypeError, OptionError, ShapeError
+from multimm.errors import DTypeError, MemoryBudgetError, OptionError, ShapeError
 from multimm.gpu import requested_dtype
 from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, on_devices, result_dtype
 from multimm.gpu.integers.gemm import TENSOR_CORES, format_of
@@ -31,6 +32,7 @@ from multimm.graph.data_location import (
 from multimm.graph.lazy_views import Peeled, peel
 from multimm.graph.lowering.host_downloads import below_download
 from multimm.graph.lowering.operand import reader_of, storage_of
+from multimm.graph.made_again import maker_of
 from multimm.graph.same_values import same_values
 from multimm.graph.shared_reads import reads_of
 from multimm.graph.tasks import multiply
@@ -161,11 +163,32 @@ class Product(NamedTuple):
             # Operands in host memory need not be on a GPU all the time, nor in their own chunks.
             made.append(plan(replace(problem, rereadable=(True, True), from_host=True)))
         best = min(made, key=_rank)
+        if again := self._made_again(problem, best):
+            # Nobody knows how long it takes to make a chunk. Most are made once all the same.
+            with suppress(MemoryBudgetError):  # of chunks that no worker can make beside others
+                best = min(best, plan(again), key=_beyond)
         if self.options.given or not hosted:
             return best
         alone = in_one_task(problem, on, self.step.precision)
         too_large, seconds = _rank(alone)
         return alone if (too_large, seconds / IN_ONE) < _rank(best) else best
+
+    def _made_again(self, problem: Problem, plan: MatmulPlan) -> Problem | None:
+        """The same of operands that are made when they are needed, if `plan` spills them."""
+        if not _beyond(plan) or not problem.awaited or plan.cluster.on_gpus:
+            return None
+        specs = []
+        given = (self.a, self.step.trans_a, problem.a), (self.b, self.step.trans_b, problem.b)
+        for x, turned, spec in given:
+            if isinstance(x, MatrixSpec) or spec.owners:
+                return None
+            if not _rereadable(x):
+                maker = maker_of(x)
+                if maker is None:
+                    return None
+                spec = replace(spec, storage=maker.storage.T if turned else maker.storage)
+            specs.append(spec)
+        return replace(problem, a=specs[0], b=specs[1], rereadable=(True, True))
 
     def _hosted(self, cluster: ClusterSpec) -> bool:
         """Whether blocks lie in the host memory of workers that multiply them on GPUs."""
@@ -335,6 +358,11 @@ def _dtype(x: Given) -> np.dtype[Any]:
 def _rank(plan: MatmulPlan) -> tuple[bool, float]:
     """Whether it does not fit, and seconds: the least is the best."""
     return plan.peak_bytes > plan.budget_bytes, plan.seconds
+
+
+def _beyond(plan: MatmulPlan) -> float:
+    """Bytes for which there is no memory."""
+    return plan.bytes_spilled + max(0, plan.peak_bytes - plan.budget_bytes)
 
 
 def _peeled(x: Given) -> Peeled:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import dask
 import dask.array as da
 import numpy as np
@@ -11,6 +9,7 @@ import pytest
 from clusters import in_threads
 from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin
+from peaks import peak_of
 
 import multimm
 from multimm.planning.spec import ClusterSpec, DeviceSpec
@@ -172,16 +171,6 @@ def operands(kind):
         da.from_array(rng.random(shape, dtype="f4"), chunks=CHUNK) for shape in ((m, k), (k, n))
     )
     return (a, a.T) if kind == "X X'" else (a, b)
-
-
-def peak_of(lazy):
-    """Bytes of NumPy arrays that computing it takes."""
-    tracemalloc.start()
-    try:
-        lazy.compute()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.alone

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from typing import Any
 
 import dask
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from clusters import in_threads
 from distributed import Client, WorkerPlugin
+from peaks import peak_of
 
 import multimm
 
@@ -52,22 +52,12 @@ def operands(name: str) -> tuple[da.Array, da.Array]:
     return (a, a.T) if shape[0] < shape[1] else (a.T, a)
 
 
-def peak_of(product: da.Array, threads: int) -> int:
-    """Bytes of NumPy arrays, on threads of this process."""
-    tracemalloc.start()
-    try:
-        with dask.config.set(scheduler="threads", num_workers=threads):
-            product.compute()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 @pytest.mark.parametrize(("threads", "name"), TABLE)
 def test_threads_hold_no_more_of_lazy_operands_than_dasks_product(threads, name):
     a, b = operands(name)
-    most = max(TIMES * peak_of(a @ b, threads), LITTLE * (a.nbytes + b.nbytes))
-    assert any(peak_of(multimm.matmul(a, b), threads) < most for _ in range(RUNS))
+    with dask.config.set(scheduler="threads", num_workers=threads):
+        most = max(TIMES * peak_of(a @ b), LITTLE * (a.nbytes + b.nbytes))
+        assert any(peak_of(multimm.matmul(a, b)) < most for _ in range(RUNS))
 
 
 class Most(WorkerPlugin):

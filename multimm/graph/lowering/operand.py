@@ -16,6 +16,7 @@ from dask._task_spec import Task, TaskRef
 
 from multimm.graph.block_task import Block, Inputs, Key, Sizes
 from multimm.graph.lowering.sub_blocks import SubBlock
+from multimm.graph.made_again import Maker, maker_of
 from multimm.graph.tasks.host_offload import upload
 from multimm.planning.matrix import Storage
 from multimm.planning.schedule import Schedule
@@ -77,13 +78,27 @@ class Operand:
     def reader(self) -> Reader | None:
         """How to read any rectangle of the array from its source, if that can be.
 
-        C is read as it comes: nobody holds its reads back until they are needed.
+        Or how to make it, where the plan is one of an array that is made again. C is read as it
+        comes: nobody holds its reads back until they are needed.
         """
-        return self._uploads(None if self.role == "c" else reader_of(self.array))
+        if self.role == "c":
+            return None
+        return self._uploads(reader_of(self.array) or self._maker)
+
+    @cached_property
+    def _maker(self) -> Maker | None:
+        problem = self.layout.problem
+        again = problem.rereadable["ab".index(self.role)] and not problem.from_host
+        return maker_of(self.array) if again else None
+
+    @property
+    def needs(self) -> tuple[Key, ...]:
+        """What its reader is given, of the array's graph."""
+        return () if self.reader is None else getattr(self.reader, "needs", ())
 
     def reader_at(self, where: Where) -> Reader | None:
         """The reader for one rectangle: with no more than that needs, where it can tell."""
-        found = reader_of(self.array)
+        found = reader_of(self.array) or self._maker
         part = getattr(found, "part", None)
         return self._uploads(found if part is None else part(where))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dask._task_spec import TaskRef
+from dask._task_spec import List, TaskRef
 
 from multimm.graph.block_task import BlockTask, Inputs, Key, Place, Sizes
 from multimm.graph.label import Kind
@@ -82,12 +82,15 @@ class OperandBlocks:
         where = operand.where(index)
         source: tuple[Any, ...] = operand.reader_at(where), where
         inputs: Inputs = ()
+        more: dict[str, Any] = {}
+        if operand.needs:
+            more["given"] = List(*map(TaskRef, operand.needs))
         if operand.from_host:
             parts, inputs, _ = _in_sub_blocks(operand, index, owner, operand.source)
             verb, source = upload_sub_blocks, (parts,)
         place = self.keys.place(owner, order, inputs)
         label = self.keys.label(Kind.READ, operand.role, index)
-        self.made[key] = BlockTask(key, verb, *source, *waits, label=label, place=place)
+        self.made[key] = BlockTask(key, verb, *source, *waits, label=label, place=place, **more)
 
     def _of_others(
         self, operand: Operand, index: Index, owner: Coordinate, step: Index

@@ -349,10 +349,13 @@ def swap_axes(block: Block) -> Block:
 
 
 def read(
-    reader: Callable[[tuple[slice, ...]], Block], where: tuple[slice, ...], barrier: None = None
+    reader: Callable[..., Block],
+    where: tuple[slice, ...],
+    barrier: None = None,
+    given: Sequence[Any] = (),
 ) -> Block:
     """One operand block from its source; a barrier only holds the task back until it is passed."""
-    return finished(reader(where))
+    return finished(reader(where, *given))
 
 
 def wait_for(*blocks: Block) -> None:

@@ -196,7 +196,7 @@ def _operands(plan: MatmulPlan) -> Iterator[str]:
     elif layout.on_tensor_cores:
         yield "packed for the tensor cores by each task"
     if layout.stream:
-        read = "taken from host memory" if layout.problem.from_host else "read"
+        read = "taken from host memory" if layout.problem.from_host else "read or made"
         yield f"blocks {read} when they are needed, range of k by range of k"
     if layout.k_order:
         yield "k in the order in which it lies on workers"

@@ -1,0 +1,182 @@
+"""Operands that Dask reads or computes, beyond memory: chunks are made when they are needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+import zarr
+from clusters import in_threads
+from dask.graph_manipulation import bind, clone
+from distributed import Client
+from peaks import peak_of
+
+import multimm
+from multimm.planning.spec import ClusterSpec, DeviceSpec
+
+#: A is m x k: 12.8 MB in float64, and B as large. C is 1.3 MB.
+M, K, CHUNK = 400, 4000, 200
+MEMORY = 9_000_000
+
+
+class Counted:
+    """A source that counts how often each part of it is read."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype, self.ndim = array, array.shape, array.dtype, 2
+        self.reads = Counter()
+
+    def __getitem__(self, where):
+        if all(at.stop for at in where):  # Dask looks at no elements for the kind of array
+            self.reads[repr(where)] += 1
+        return self.array[where]
+
+
+def small(budget, threads=2):
+    """This process, with so little memory for blocks."""
+    device = DeviceSpec("small", "cpu", int(budget / 0.6), 100.0, 10.0, False)
+    return ClusterSpec.homogeneous(device, 1, threads=threads)
+
+
+@pytest.fixture
+def little_memory(monkeypatch):
+    monkeypatch.setattr("multimm.products.local", lambda gpu: small(MEMORY))
+
+
+def from_zarr(x, tmp_path):
+    path = f"{tmp_path}/{x.shape}.zarr"
+    array = zarr.create_array(path, shape=x.shape, chunks=(CHUNK, CHUNK), dtype=x.dtype)
+    array[:] = x
+    return da.from_zarr(path)
+
+
+KINDS = {
+    "from_zarr": (from_zarr, lambda x: x),
+    "from_array": (lambda x, _: da.from_array(Counted(x), chunks=CHUNK), lambda x: x),
+    "inline": (
+        lambda x, _: da.from_array(Counted(x), chunks=CHUNK, inline_array=True), lambda x: x
+    ),
+    "computed": (lambda x, tmp_path: from_zarr(x, tmp_path) * 2 - 1, lambda x: x * 2 - 1),
+    "map_blocks": (lambda x, tmp_path: from_zarr(x, tmp_path).map_blocks(np.sqrt), np.sqrt),
+    "a dtype that is not declared": (
+        lambda x, tmp_path: from_zarr(x, tmp_path).map_blocks(np.float32, dtype="f8"), np.float32
+    ),
+    "transposed": (
+        lambda x, tmp_path: from_zarr(x.T, tmp_path).map_blocks(np.array).T, lambda x: x
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.alone
+@pytest.mark.usefixtures("little_memory")
+@pytest.mark.parametrize("kind", KINDS)
+def test_operands_beyond_memory_take_no_more_of_it_than_dasks_product(kind, tmp_path):
+    x, y = (np.random.default_rng(n).random(shape) for n, shape in enumerate(((M, K), (K, M))))
+    make, of = KINDS[kind]
+    a, b = make(x, tmp_path), make(y, tmp_path)
+    exact = of(x).astype("f8") @ of(y).astype("f8")
+    with dask.config.set(scheduler="threads", num_workers=2):
+        product = multimm.matmul(a, b)
+        np.testing.assert_allclose(product.compute(), exact)
+        most = 1.5 * peak_of(a @ b)
+        assert any(peak_of(product) < most for _ in range(3))
+
+
+def counted(shape, seed=0):
+    source = Counted(np.random.default_rng(seed).integers(-4, 5, shape).astype("f8"))
+    return source, da.from_array(source, chunks=CHUNK)
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_each_chunk_is_made_once_where_c_fits():
+    (x, a), (y, b) = counted((M, K)), counted((K, M), 1)
+    c = multimm.matmul(a, b).compute(scheduler="threads", num_workers=2)
+    np.testing.assert_array_equal(c, x.array @ y.array)
+    for source in (x, y):
+        assert len(source.reads) == (M // CHUNK) * (K // CHUNK)
+        assert {*source.reads.values()} == {1}
+
+
+def test_chunks_are_made_again_where_c_does_not_fit_and_never_more_often_than_by_dask(monkeypatch):
+    monkeypatch.setattr("multimm.products.local", lambda gpu: small(3_000_000, threads=1))
+    (x, a), (y, b) = counted((1000, 1000)), counted((1000, 1000), 1)
+    ours = multimm.matmul(a, b)
+    np.testing.assert_array_equal(ours.compute(scheduler="sync"), x.array @ y.array)
+    most = max(max(source.reads.values()) for source in (x, y))
+    assert 1 < most <= 1000 // CHUNK
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_a_gram_matrix_makes_each_chunk_once():
+    x, a = counted((K, M))
+    c = multimm.matmul(a.T, a).compute(scheduler="threads", num_workers=2)
+    np.testing.assert_array_equal(c, x.array.T @ x.array)
+    assert {*x.reads.values()} == {1}
+
+
+#: What is left to Dask's tasks: each chunk is made once.
+LEFT = {
+    "needed by others": lambda a: a - a.mean(axis=0),
+    "chunks of several sizes": lambda a: a.rechunk((M, (80, 120) * (K // 200))),
+    "annotated": lambda a: annotated(a),
+}
+
+
+def annotated(a):
+    with dask.annotate(retries=2):
+        return a.map_blocks(np.array, dtype=a.dtype)
+
+
+@pytest.mark.parametrize("kind", LEFT)
+def test_what_other_chunks_are_needed_for_is_left_to_dask(kind, monkeypatch):
+    monkeypatch.setattr("multimm.products.local", lambda gpu: small(40_000_000))
+    (x, a), (_, b) = counted((M, K)), counted((K, M), 1)
+    a = LEFT[kind](a)
+    with dask.config.set({"optimization.fuse.active": False}):
+        c = multimm.matmul(a, b)
+        monkeypatch.setattr("multimm.products.local", lambda gpu: small(MEMORY))
+        again = multimm.matmul(a, b)
+        exact = c.compute(scheduler="sync")
+        x.reads.clear()
+        np.testing.assert_allclose(again.compute(scheduler="sync"), exact)
+    assert {*x.reads.values()} == {1}
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_copies_and_slices_of_such_a_product():
+    (x, a), (y, b) = counted((M, K)), counted((K, M), 1)
+    c, exact = multimm.matmul(a, b), x.array @ y.array
+    np.testing.assert_array_equal(clone(c).compute(scheduler="sync"), exact)
+    np.testing.assert_array_equal(bind(c, da.ones(3)).compute(scheduler="sync"), exact)
+    x.reads.clear()
+    np.testing.assert_array_equal(c[:CHUNK].compute(scheduler="sync"), exact[:CHUNK])
+    assert sum(x.reads.values()) < (M // CHUNK) * (K // CHUNK)
+
+
+#: Nothing stops a worker that shares the memory of this process with all that was imported.
+UNWATCHED = {f"distributed.worker.memory.{at}": False for at in ("target", "spill", "pause")}
+
+
+@pytest.mark.parametrize("kind", ["A B", "X' X"])
+def test_workers_do_not_spill_what_they_can_make_when_it_is_needed(kind, tmp_path):
+    x, y = (np.random.default_rng(n).random((1200, 1200)) for n in range(2))
+    a, b = from_zarr(x, tmp_path / "a") + 1, from_zarr(y, tmp_path / "b")
+    if kind == "X' X":
+        y, b = (x + 1).T, a.T
+    with (
+        dask.config.set(UNWATCHED),
+        in_threads(2, 1, memory_limit="20MB") as cluster,
+        Client(cluster),
+    ):
+        plan = multimm.plan(a, b)
+        assert plan.bytes_spilled < 0.3 * x.nbytes  # of C, at most
+        np.testing.assert_allclose(multimm.matmul(a, b).compute(), (x + 1) @ y)
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_chunks_that_no_thread_could_make_beside_another_are_left_to_dask():
+    a, b = (da.from_array(Counted(np.ones((4000, 4000))), chunks=2000) for _ in "ab")
+    assert multimm.matmul(a, b)[0, 0].compute(scheduler="sync") == 4000
