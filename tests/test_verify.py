@@ -345,7 +345,7 @@ def test_integers_wrap_around_exactly(name):
     c0 = draw(rng, c.shape, name)
     result = verify(a, b, c)
     assert result
-    assert result.detects == 1
+    assert result.detects == 0
     three, five = c.dtype.type(3), c.dtype.type(5)
     assert verify(a, b, three * c + five * c0, alpha=3, beta=5, c0=c0)
     assert verify(a, b, three * c - five * c0, alpha=3, beta=-5, c0=c0)
@@ -355,6 +355,69 @@ def test_integers_wrap_around_exactly(name):
     c[7, 3] ^= half
     c[7, 4] ^= half
     assert not verify(a, b, c)
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_a_wrong_integer_is_missed_as_often_as_is_promised(name):
+    rng = np.random.default_rng(9)
+    a, b = draw(rng, (4, 6), name), draw(rng, (6, 3), name)
+    c = np.matmul(a, b)
+    bits, seeds = 8 * c.dtype.itemsize, range(60)
+    for zeros in (0, bits - 2, bits - 1):
+        wrong = c.copy()
+        wrong.view(f"u{c.dtype.itemsize}")[2, 1] ^= 1 << zeros
+        missed = sum(bool(verify(a, b, wrong, rounds=1, seed=seed)) for seed in seeds)
+        chance = 2.0 ** (zeros - bits)
+        deviation = (len(seeds) * chance * (1 - chance)) ** 0.5
+        assert abs(missed - len(seeds) * chance) <= 3 * deviation, zeros
+    assert "1 - 2^-7" in str(verify(a, b, c, rounds=7))
+
+
+#: Operands' dtype and that of their product, which holds the sums: of 200 numbers at most.
+WHOLE = [
+    *(("int8", "float32"), ("uint8", "float32"), ("int8", "float64"), ("int16", "float64")),
+    *(("uint16", "float64"), ("int16", "complex128"), ("int8", "complex64"), ("bool", "float16")),
+]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize(("name", "dtype"), WHOLE)
+def test_floats_that_hold_sums_of_integers_are_exact(name, dtype, chunked):
+    rng = np.random.default_rng(11)
+    a, b = draw(rng, (90, 200), name), draw(rng, (200, 40), name)
+    c = multimm.matmul(a, b, dtype=dtype)
+    assert np.array_equal(c, a.astype("int64") @ b.astype("int64"))
+    wrong = [c.copy() for _ in range(3)]
+    wrong[0][33, 7] += 1
+    # What may be no more than rounding of a product of floats, or is lost in a sum of its row.
+    order, little = np.argsort(np.abs(c), axis=None), 1 + 2 * np.finfo(c.dtype).eps
+    for one, place in ((wrong[1], order[-1]), (wrong[2], order[np.count_nonzero(c == 0)])):
+        one[np.unravel_index(place, c.shape)] *= little
+    operands = [lazy(x, rng) if chunked else x for x in (a, b)]
+    with dask.config.set(scheduler="sync"):
+        result = verify(*operands, lazy(c, rng) if chunked else c, dtype=dtype)
+        assert result, result
+        assert result.detects == 0
+        assert "exact" in str(result)
+        for one in (*wrong, c * little):
+            assert not verify(*operands, lazy(one, rng) if chunked else one, dtype=dtype)
+
+
+def test_sums_of_integers_beyond_what_a_float_holds_are_rounded_once():
+    a, b = np.full((3, 400), 255, "uint8"), np.full((400, 2), 255, "uint8")
+    a[0, 1:] = 0  # this row is exact: 65025
+    b[0, 1] = 254
+    c = multimm.matmul(a, b, dtype="float32")
+    exact = a.astype("int64") @ b.astype("int64")
+    assert c.max() < 2**25  # of which float32 holds the even ones
+    assert (c != exact).any()
+    assert verify(a, b, c, dtype="float32")
+    for at, error in (((0, 1), 1), ((2, 0), 64)):
+        wrong = c.copy()
+        wrong[at] += error
+        assert not verify(a, b, wrong, dtype="float32"), at
+    # With an alpha, sums are multiplied in floats, and rounded.
+    assert verify(a, b, multimm.gemm(0.1, a, b, dtype="float32"), alpha=0.1, dtype="float32")
 
 
 def test_bool_says_how_much_was_checked():

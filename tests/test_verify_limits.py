@@ -201,7 +201,7 @@ def test_integers_that_wrapped_around_are_said_to_have(held, dtype):
     rng = np.random.default_rng(1)
     small = [rng.integers(0, 2, shape).astype(dtype) for shape in ((40, 30), (30, 20))]
     result = verify(*map(held, (*small, small[0] @ small[1])))
-    assert str(result).endswith("all integers agree")
+    assert "all integers agree;" in str(result)
     large = [x.copy() for x in small]
     large[0][5, :2], large[1][:2, 3] = info.max // 2, 4
     c = large[0] @ large[1]

@@ -71,8 +71,7 @@ def _judge_integers(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
             residue = np.uint64(scalar % int(PRIME)) * (part[..., rule.rounds :] % PRIME)
             apart += PRIME - residue % PRIME
     wrong = (residual & np.uint64(2**rule.bits - 1)).any(axis=-1).ravel()
-    found = dict.fromkeys(FIELDS, 0.0) | {"wrong": wrong.sum(), "outlier": 1.0, "sharp": 1.0}
-    found["certain"] = 1.0
+    found = dict.fromkeys(FIELDS, 0.0) | {"wrong": wrong.sum()}
     found["wrapped"] = (apart % PRIME != 0).sum()
     found["worst"] = math.inf if wrong.any() else 0.0
     return _pack(found, np.where(wrong, Kind.WRONG, Kind.NOT), np.zeros(wrong.shape))
@@ -85,7 +84,7 @@ def _judge_rows(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
     own, added = _columns(c, STATS, rule), _columns(c0, STATS, rule)
     sizes = _columns(product, SIZES, rule)
     infected = sizes["bad_a"] > 0  # then all of C's row is non-finite
-    broken = own["hidden"] + np.where(infected, own["good"], 0) > 0
+    broken = own["never"] + np.where(infected, own["good"], 0) > 0
     compare = ~infected & ~broken
     decided = np.isfinite(residual) & np.isfinite(certain) & (own["bad"] + added["bad"] == 0)
     suspect = compare & ~(decided & (residual <= sharp))
@@ -144,7 +143,9 @@ def _bounds(c: Any, product: Any, c0: Any, rule: Rule) -> tuple[Any, Any, Any, A
     sharp = SHARP * rule.allowed(math.sqrt(k), sizes["norm"], c0_norm, c_norm, rule.n) + check
     certain = rule.sigmas * rule.allowed(k, sizes["norm"], c0_norm, c_norm, rule.n) + check
     element = rule.allowed(k, sizes["peak"], added["peak"], own["peak"]) + check
-    return residual, sharp, certain, element, check
+    exact = rule.exact(sizes["total"], own["peak"]) & (own["total"] <= 1 / U64)
+    bounds = (np.where(exact, 0.0, bound) for bound in (sharp, certain, element, check))
+    return residual, *bounds
 
 
 def _columns(array: Any, names: tuple[str, ...], rule: Rule) -> dict[str, Any]:
@@ -251,6 +252,8 @@ def _compare_scaled(
     bound = rule.allowed(rule.k + 8, np.abs(sizes), np.abs(added), np.abs(expected))
     own = abs(rule.alpha) * np.abs(sizes) + abs(rule.beta) * np.abs(added)
     bound = bound + (rule.k + 8) * U64 * rule.factor * own
+    if shrink == 1:
+        bound = np.where(rule.exact(np.abs(sizes), np.abs(c)), 0.0, bound)
     # What is infinite in C is right where the exact result, rounded, is that infinity, too; and
     # whatever is not finite is where a sum may have been infinite on the way. What operands make
     # infinite or NaN is that very infinity, or NaN.

@@ -5,7 +5,9 @@
 u belongs to the format that sums are kept in (FP32 for float16, bfloat16 and float32, else FP64);
 of products at "tf32", where that precision counts, (k + 8) u is 2^-9 + 2 (k + 8) u instead. u_out
 belongs to the result's dtype, u_0 is u or, where A B is integers, that of C0's dtype. What is wider
-than A B for other reasons than alpha and C0 was computed in its own dtype. Source: N. Higham,
+than A B for other reasons than alpha and C0 was computed in its own dtype. Integers have no e: C is
+right in the ring of integers modulo 2^bits, as NumPy's wrap around. Neither have sums of narrow
+integers that a C of floats holds (`whole`): these are exact. Source: N. Higham,
 "Accuracy and Stability of Numerical Algorithms", 2nd ed., sections 3.1-3.6. Knows numbers only,
 no arrays.
 """
@@ -67,6 +69,7 @@ class Rule:
     partial: float = math.inf  #: where partial sums may have become infinite on the way
     product_largest: float = math.inf  #: beyond it A B is, before alpha
     bits: int = 64
+    whole: bool = False  #: C of floats holds sums of narrow integers, exact as far as it can
     product: str = ""  #: dtype of A B, where it wraps around, or is an OR, before C's is applied
 
     @property
@@ -90,6 +93,14 @@ class Rule:
     def sigmas(self) -> float:
         """t of Hoeffding's inequality, so that no row of any round gives a false alarm."""
         return math.sqrt(2 * math.log(2 * self.rows * self.rounds / FALSE_ALARM))
+
+    def exact(self, sizes: Any, c: Any) -> Any:
+        """Whether C has to be A B exactly, from |A||B| and |C|: all sums are whole numbers.
+
+        An exact sum that is rounded to a number below 1 / u_out is that number. Up to 2^53 the
+        check rounds nothing either.
+        """
+        return self.whole & (sizes <= 1 / U64) & (c < 1 / self.u_out)
 
     def allowed(self, growth: float, product: Any, c0: Any, c: Any, count: int = 1) -> Any:
         """The bound e from |A||B|, |C0| and |C|, or its norm over `count` elements from theirs."""
@@ -157,7 +168,8 @@ def make_rule(
     ends = largest if u == U64 else _format(np.dtype("float32"))[2]
     partial = math.inf if kept is not None and kept.kind in "biu" else ends
     beyond = _largest_product(operands[:2])
-    rule = replace(rule, partial=partial, product_largest=beyond)
+    whole = exact and (alpha, beta) == (1, 0)
+    rule = replace(rule, partial=partial, product_largest=beyond, whole=whole)
     return replace(rule, u=u, u_out=u_out, u_added=u_added, tiny=tiny, largest=largest)
 
 

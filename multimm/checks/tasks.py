@@ -24,8 +24,9 @@ from multimm.graph.tasks.dtype_check import as_declared
 from multimm.graph.tasks.host_offload import on_device
 
 #: sum and largest of the absolute values that count; how many elements are non-finite, finite,
-#: and finite but hidden (their vector entry is zero: no finite value is right there)
-STATS = ("total", "peak", "bad", "good", "hidden")
+#: and finite where none of its kind is right: their vector entry is zero (a column of B is not
+#: finite), or they have a fraction where sums are whole numbers
+STATS = ("total", "peak", "bad", "good", "never")
 #: |A| times the bounds of the norms of B's rows, |A| times totals, |A| times peaks; how many
 #: elements are non-finite in the row of A, and in all of B
 SIZES = ("norm", "total", "peak", "bad_a", "bad_b")
@@ -122,9 +123,9 @@ def sketch_rows(block: Any, vectors: Any, rule: Rule) -> Any:
     size = np.abs(values)
     total, keep = to_numpy(size.sum(axis=-1)), to_numpy(vectors)[..., 0] != 0
     none = np.zeros_like(total)
-    counts = none, none + block.shape[-1], none
+    counts = none, none + block.shape[-1], _fractions(values) if rule.whole else none
     if keep.ndim > 1 or not keep.all() or not np.isfinite(total).all():
-        values, counts = _used(values, np.asarray(keep[..., None, :], like=block))
+        values, counts = _used(values, np.asarray(keep[..., None, :], like=block), rule)
         size = np.abs(values)
         total = to_numpy(size.sum(axis=-1))
     peak = to_numpy(size.max(axis=-1)) if size.shape[-1] else total
@@ -133,12 +134,19 @@ def sketch_rows(block: Any, vectors: Any, rule: Rule) -> Any:
     return np.concatenate([to_numpy(sketch), stats.astype(rule.dtype)], axis=-1)[..., None, :]
 
 
-def _used(values: Any, keep: Any) -> tuple[Any, tuple[Any, ...]]:
+def _used(values: Any, keep: Any, rule: Rule) -> tuple[Any, tuple[Any, ...]]:
     """Values, with zeros for those that do not count, and how many of a row are of each kind."""
     finite = np.isfinite(values)
     used = finite & keep
     counts = ((keep & ~finite).sum(axis=-1), used.sum(axis=-1), (finite & ~keep).sum(axis=-1))
-    return np.where(used, values, 0), tuple(map(to_numpy, counts))
+    values, (bad, good, never) = np.where(used, values, 0), map(to_numpy, counts)
+    return values, (bad, good, never + _fractions(values) if rule.whole else never)
+
+
+def _fractions(values: Any) -> Any:
+    """How many elements of a row are no whole numbers."""
+    parts = (values.real, values.imag) if values.dtype.kind == "c" else (values,)
+    return sum(to_numpy((np.rint(part) != part).sum(axis=-1)) for part in parts)
 
 
 @checking

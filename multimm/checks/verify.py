@@ -15,6 +15,13 @@ difference is held against what the contract of `multimm.checks.rule` allows its
 * *elementwise*: the worst suspects, then those apart, are recomputed in float64 and every
   element is held against its own e. That decides, and names the element.
 
+Integers have no bounds. They wrap around, so C is right or wrong in the ring of integers modulo
+2^bits. Vectors are drawn from all of it, and both sides have to be equal. An error e of one element
+vanishes beside a random number with probability 2^(z - bits), where e ends in z zero bits: 1/2 a
+vector at most, for an error of 2^(bits - 1), and 2^-bits for an odd one. A vector of residues
+modulo a prime tells in which rows C is right modulo 2^bits alone. Where a C of floats holds sums of
+narrow integers, signs do: whole numbers below 2^53 round nowhere, and each element must be exact.
+
 Sums of constant or one-signed data may round with a bias that makes every row suspect. Rows that
 are not recomputed then pass while they keep the certain bound, and `detects` grows to match.
 
@@ -68,7 +75,7 @@ class Verification:
     detects : float
         An error of more than this in any one element is found with a probability of at least
         ``1 - 2**-rounds``, whatever the other elements are. Infinite where some elements could not
-        be looked at. 1 for integers and bool.
+        be looked at. 0 for integers, and for floats that hold exact sums of integers; 1 for bool.
     largest : float
         The largest finite absolute value in C, to read `detects` against; 0 for integers.
     rounds, seed : int
@@ -137,7 +144,8 @@ def verify(
     """Check ``c == alpha * op(a) @ op(b) + beta * c0`` at the cost of reading them once.
 
     A right product fails with a probability below 1e-12. A product with an element that is off
-    by more than `Verification.detects` passes with a probability of at most ``2**-rounds``.
+    by more than `Verification.detects` passes with a probability of at most ``2**-rounds``. Of
+    integers no difference passes as rounding, and a right product never fails.
 
     ``verify("txy,tuv->xyuv", a, b, c)`` checks what `multimm.einsum` made of two operands, and
     ``verify(a, b, c, axes=2)`` what `multimm.tensordot` did.
@@ -166,8 +174,9 @@ def verify(
         What was added; its shape broadcasts to the one of `c`. Where `gemm` was given a `c`, give
         it here with ``beta=0`` too: its dtype counts.
     dtype : dtype, optional
-        The ``dtype=`` that the product was asked for with, which is that of `c`. Of integer
-        operands no sum is rounded then: a float `c` is held to the rounding of its own elements.
+        The ``dtype=`` that the product was asked for with, which is that of `c`. Of narrow integers
+        no sum is rounded then: a float `c` is held to the rounding of its own elements, see the
+        notes.
     precision : {"float32", "ieee", "tf32"}
         What was asked of the product. ``"tf32"`` allows a product of float32, per element, 2^-9 and
         twice the rounding of FP32 sums: 2^-9 + 2 k u of abs(A) @ abs(B). Of complex64 it allows
@@ -210,11 +219,18 @@ def verify(
     are recomputed and the others counted in `Verification.unchecked`. Those with the fewest such
     values come first.
 
-    A product of integers may wrap around, as NumPy's do: it is right modulo 2**bits. The reason
-    says in how many rows one has.
+    A product of integers may wrap around, as NumPy's do: it is right modulo 2**bits, and checked in
+    these numbers, without a tolerance. A wrong element passes with a probability of ``2**-rounds``
+    at most, if it is off by half of the range, and of ``2**(-bits * rounds)`` if by an odd number.
+    The reason says in how many rows one has wrapped around, of which one in a million is missed.
+
+    Of bool, int8, uint8, int16 and uint16 a float `dtype` holds exact sums, rounded once. With
+    `dtype`, and neither `alpha` nor `beta`, `c` is checked likewise: it holds whole numbers alone,
+    and what is below 2**24 in float32, or 2**53 in float64, has to be exact. Rows with a larger
+    number have the tolerance of its rounding.
 
     A bool product has no linear sketch: 64 random rows are recomputed and the others counted in
-    `Verification.unchecked`.
+    `Verification.unchecked`. Is a share s of all rows wrong, it passes with ``(1 - s)**64``.
 
     `c` may be wider than ``a @ b``. If it is for `alpha` or `c0`, as in `gemm` and NumPy, rounding
     is allowed in what ``a @ b`` is summed in. A bool ``a @ b`` may be an OR then, and integers may
@@ -368,14 +384,17 @@ def _verify_wrapped(
 
 
 def _describe(job: Job, found: dict[str, float], result: Verification) -> str:
+    shows = f"a wrong one would show with a probability of at least 1 - 2^-{result.rounds}"
     if job.rule.kind == "int":
         rows, bits = int(found["wrapped"]), job.rule.bits
         if not rows:
-            return "all integers agree"
+            return f"all integers agree; {shows}"
         return (
             f"all integers agree modulo 2^{bits}, and only so: in {rows} rows exact results are "
-            f"beyond the range of {job.c.dtype}, and wrap around as NumPy's do"
+            f"beyond the range of {job.c.dtype}, and wrap around as NumPy's do; {shows}"
         )
+    if job.rule.whole and not result.detects:
+        return f"all sums of integers are exact; {shows}"
     text = f"largest difference {result.worst:.2g} of its bound; "
     if math.isfinite(result.detects):
         text += f"one element off by {result.detects:.2g} would show"
