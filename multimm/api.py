@@ -82,14 +82,17 @@ def matmul(
         rounded once, and one that an integer dtype does not hold wraps around, as in NumPy.
         Nothing is converted before it is multiplied: int8 travels as int8. Of two DataArrays it has
         to hold every value, as that of `einsum`.
-    precision : {"float32", "ieee", "tf32"}
+    precision : {"float32", "ieee", "tf32", "float64"}
         What float32 products promise. ``"float32"``: no element is less accurate than an FP32
         dot product's bound; the fastest kernel that keeps it runs. ``"ieee"``: FP32 fused
         multiply-adds and nothing else. ``"tf32"``: significands of 11 bits, summed in FP32, on
         GPUs with kernels for it. Of complex64 products it is promised of the real and of the
-        imaginary part. Large float64 products run on a GPU's INT8 tensor cores where the bound of
-        an FP64 dot product is proved for the operands; with ``"ieee"`` in FP64 alone.
-        Other dtypes follow NumPy; float16 and bfloat16 are summed in float32.
+        imaginary part. Other dtypes follow NumPy; float16 and bfloat16 are summed in float32.
+        ``"float64"``, for results and sums of float64 and complex128 alone: no element is less
+        accurate than an FP64 dot product's bound; the fastest kernel that keeps it runs. That is
+        what such products promise at ``"float32"`` and ``"tf32"``, too. Large ones of float64 run
+        on a GPU's INT8 tensor cores where the bound is proved for the operands; with ``"ieee"`` in
+        FP64 alone.
     blocks : int or (int, int), optional
         Rows and columns of what one task makes of the result. Default: planned.
     slabs : int, optional
@@ -127,8 +130,8 @@ def matmul(
         that are no Dask array, Dask's array query planning; from tasks also, of a block that is
         None or such a subclass.
     OptionError
-        Any of the options outside its range, or of Dask's settings that a call reads:
-        ``array.chunk-size``, ``num_workers``.
+        Any of the options outside its range, ``precision="float64"`` of another dtype; a setting
+        of Dask that a call reads, ``array.chunk-size`` or ``num_workers``, outside its range.
     MemoryBudgetError
         Dask arrays far beyond what all workers can hold, or Dask can schedule: 1000 times their
         memory, or 10 million tasks. What merely does not fit, `plan` says.

@@ -18,7 +18,7 @@ from multimm.gpu import requested_dtype
 from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, on_devices, result_dtype
 from multimm.gpu.integers.gemm import TENSOR_CORES, format_of
 from multimm.gpu.integers.overflow import warn_of_overflow
-from multimm.gpu.kernel_selection import Precision
+from multimm.gpu.kernel_selection import Precision, check_held
 from multimm.gpu.problem import check_beta
 from multimm.graph.array import build
 from multimm.graph.block_task import Key
@@ -318,6 +318,8 @@ def checked(
             )
         sums = requested_dtype.sums(*dtypes, a.shape[-2 if trans_a else -1], out)
         alpha, beta = requested_dtype.scalars(alpha, beta, out)
+    # Of integers sums are exact where a dtype was asked for.
+    check_held(precision, str(out), *([] if dtype is not None else [str(sums)]))
     wanted = asked_for(chunks, a, b, out, trans_a, trans_b)
     step = _step(sums, out, precision, trans_a, trans_b, alpha, beta)
     if lazy:

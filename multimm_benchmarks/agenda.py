@@ -12,7 +12,7 @@ from typing import Any
 from multimm.cluster.inspect.devices import CPU_CORE_GFLOPS, visible_gpus
 from multimm.cluster.options import cores
 from multimm.errors import MemoryBudgetError, OptionError
-from multimm.gpu.kernel_selection import PRECISIONS
+from multimm.gpu.kernel_selection import SINGLE
 from multimm.planning.spec import H200
 from multimm_benchmarks.peers import PEERS, system
 from multimm_benchmarks.peers.base import Machine
@@ -93,7 +93,7 @@ def ask(
         raise OptionError(f"--repeats {repeats}: at least 1 is needed")
     if longest is not None and longest <= 0:
         raise OptionError(f"--longest {longest:g}: more than 0 seconds are needed")
-    usual: tuple[str, ...] = PRECISIONS if device == "gpu" else PRECISIONS[:1]  # the same on a CPU
+    usual: tuple[str, ...] = SINGLE if device == "gpu" else SINGLE[:1]  # the same on a CPU
     if quick:
         usual = tuple(name for name in usual if name != "ieee")  # no peer promises that
     return Asked(
@@ -101,7 +101,7 @@ def ask(
         counts or _default_counts(found if device == "gpu" else cores(), quick),
         chosen(cases, tuple(KINDS), "case"),
         () if peers == "none" else chosen(peers, PEERS, "peer"),
-        usual if precisions is None else chosen(precisions, PRECISIONS, "precision"),
+        usual if precisions is None else chosen(precisions, SINGLE, "precision"),
         repeats or (QUICK_REPEATS if quick else REPEATS),
         quick,
         longest,

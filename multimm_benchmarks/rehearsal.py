@@ -22,7 +22,7 @@ from typing import Any
 
 from multimm.cluster.inspect.devices import visible_gpus
 from multimm.errors import OptionError
-from multimm.gpu.kernel_selection import PRECISIONS, Precision
+from multimm.gpu.kernel_selection import SINGLE, Precision
 from multimm.planning.cost import time as cost_time
 from multimm.planning.plan import MatmulPlan
 from multimm_benchmarks import records
@@ -178,7 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("--workers", type=int, default=8, help="how many share the GPUs")
     parser.add_argument("--cases", help=f"some of {','.join(REHEARSED)}")
-    parser.add_argument("--precisions", help=f"some of {','.join(PRECISIONS)}")
+    parser.add_argument("--precisions", help=f"some of {','.join(SINGLE)}")
     parser.add_argument(
         "--repeats", type=int, default=10, help="runs of a case, the first included"
     )
@@ -188,7 +188,7 @@ def main(arguments: list[str] | None = None) -> int:
     gpus = len(visible_gpus())
     try:
         kinds = chosen(given.cases, REHEARSED, "case")
-        precisions = chosen(given.precisions, PRECISIONS if gpus else PRECISIONS[:1], "precision")
+        precisions = chosen(given.precisions, SINGLE if gpus else SINGLE[:1], "precision")
     except OptionError as error:
         parser.error(str(error))
     if min(given.workers, given.repeats) < 1:

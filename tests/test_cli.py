@@ -121,6 +121,17 @@ def test_the_dtype_of_the_result(tmp_path, cli, address):
     np.testing.assert_array_equal(get(output), np.full((9, 9), 90_000, np.int32), strict=True)
 
 
+def test_float64_by_name(operands, tmp_path, cli, address):
+    output = tmp_path / "c.npy"
+    asked = ("--precision", "float64", "--dtype", "float64", "--scheduler", address)
+    result = cli("matmul", *operands, "-o", output, *asked)
+    assert result.exit_code == 0, result.output
+    a, b = (np.load(x).astype("float64") for x in operands)
+    np.testing.assert_array_equal(get(output), a @ b, strict=True)
+    planned = cli("plan", "9000x9000", "9000x9000", "--elements", "float64", *asked[:2])
+    assert planned.exit_code == 0, planned.output
+
+
 @pytest.mark.parametrize(
     ("dtype", "option", "said"),
     [
@@ -177,6 +188,7 @@ def test_plan_of_sums_over_any_axes(cli):
         ("a.npy", "b.npy", "no/c.npy", [], ["no folder"]),
         ("a.npy", "b.npy", "c.npy", ["--dataset-c", "X"], ["leave out the dataset"]),
         ("a.npy", "b.npy", "c.npy", ["--precision", "fp32"], ["fp32", "'float32', 'ieee', 'tf32'"]),
+        ("a.npy", "b.npy", "c.npy", ["--precision", "float64"], ["float32", "dtype='float64'"]),
         ("a.npy", "b.npy", "c.npy", ["--blocks", "0"], ["blocks=0"]),
         ("a.npy", "b.npy", "c.npy", ["--blocks", "x"], ["'x' is not a valid integer", "--help"]),
         ("a.npy", "b.npy", "c.npy", ["--workers", "0"], ["workers=0"]),

@@ -116,6 +116,7 @@ def test_all_kinds_of_plans_are_readable(tmp_path):
         ("float32", {"precision": "ieee"}, "float32, by NumPy's BLAS", "FP32 multiply-adds"),
         ("float16", {}, "float32, by NumPy's BLAS, rounded to float16", "holds the operands"),
         ("float64", {}, "float64, by NumPy's BLAS", "float64, on INT8 tensor cores, by residues"),
+        ("float64", {"precision": "float64"}, "float64, by NumPy's BLAS", "by residues"),
         ("float64", {"precision": "ieee"}, "float64, by NumPy's BLAS", "float64, by cuBLAS"),
         ("complex64", {}, "complex64, by NumPy's BLAS", "as real numbers on tensor cores"),
         ("complex64", {"precision": "ieee"}, "complex64, by NumPy's BLAS", "complex64, by cuBLAS"),

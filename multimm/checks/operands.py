@@ -16,7 +16,7 @@ from multimm.errors import DTypeError, MultimmError, OptionError, ShapeError, in
 from multimm.gpu import requested_dtype
 from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, on_devices, result_dtype
 from multimm.gpu.integers.bounds import is_narrow
-from multimm.gpu.kernel_selection import Precision
+from multimm.gpu.kernel_selection import Precision, check_held
 from multimm.operands import (
     as_array,
     check_same_device,
@@ -82,6 +82,7 @@ def prepare(
         whole = _whole(a.dtype, b.dtype, of_c0, scale)
         if whole is not None and whole.name == c.dtype.name:  # alpha and C0 explain it
             kept = accumulate_dtype(a.dtype, b.dtype)
+    check_held(precision, str(c.dtype), *([] if kept is None else [str(kept)]))
     sizes = math.prod((*batch, m)), n, k
     scale = alpha if k else 0, beta
     rule = make_rule(given, c.dtype, scale, sizes, rounds, kept, precision, exact)

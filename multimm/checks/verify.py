@@ -177,11 +177,12 @@ def verify(
         The ``dtype=`` that the product was asked for with, which is that of `c`. Of narrow integers
         no sum is rounded then: a float `c` is held to the rounding of its own elements, see the
         notes.
-    precision : {"float32", "ieee", "tf32"}
+    precision : {"float32", "ieee", "tf32", "float64"}
         What was asked of the product. ``"tf32"`` allows a product of float32, per element, 2^-9 and
         twice the rounding of FP32 sums: 2^-9 + 2 k u of abs(A) @ abs(B). Of complex64 it allows
         three times that, as of all complex numbers, whose parts are sums of 2 k products. It
-        changes nothing where the result has another dtype.
+        changes nothing where the result has another dtype. ``"float64"`` is refused unless `c` is
+        float64 or complex128, and changes nothing else.
     rounds : int
         Random vectors, all used in one pass.
     seed : int

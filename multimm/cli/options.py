@@ -49,7 +49,8 @@ PRODUCT = (
         default="float32",
         show_default=True,
         help='"float32": at least an FP32 dot product\'s accuracy; "ieee": FP32 multiply-adds; '
-        '"tf32": significands of 11 bits.',
+        '"tf32": significands of 11 bits; "float64": an FP64 dot product\'s accuracy, for float64 '
+        "and complex128.",
     ),
     click.option("--trans-a", is_flag=True, help="Multiply the transpose of A."),
     click.option("--trans-b", is_flag=True, help="Multiply the transpose of B."),

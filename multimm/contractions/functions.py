@@ -83,7 +83,7 @@ def einsum(
         The order for three and more operands: True or False for a good one, a name of
         opt_einsum's, such as ``"greedy"`` or ``"optimal"``, or a path, as `numpy.einsum_path`
         and `opt_einsum.contract_path` return it.
-    precision : {"float32", "ieee", "tf32"}
+    precision : {"float32", "ieee", "tf32", "float64"}
         As for `matmul`.
 
     Returns
@@ -136,7 +136,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2, *, precision: Precision = "float32"
         As for `einsum`.
     axes : int or two sequences of int
         How many of the last axes of `a` and of the first of `b`, or which axes of each.
-    precision : {"float32", "ieee", "tf32"}
+    precision : {"float32", "ieee", "tf32", "float64"}
         As for `matmul`.
 
     Returns
@@ -182,7 +182,7 @@ def inner(a: Any, b: Any, *, precision: Precision = "float32") -> Array:
     a : array_like or dask.array.Array, shape (..., k)
     b : array_like or dask.array.Array, shape (..., k)
         As for `einsum`. If one has no dimensions, the two are multiplied.
-    precision : {"float32", "ieee", "tf32"}
+    precision : {"float32", "ieee", "tf32", "float64"}
         As for `matmul`.
 
     Returns
@@ -226,7 +226,7 @@ def vecdot(a: Any, b: Any, *, axis: int = -1, precision: Precision = "float32") 
         As for `einsum`.
     axis : int
         Of both, along which the vectors lie.
-    precision : {"float32", "ieee", "tf32"}
+    precision : {"float32", "ieee", "tf32", "float64"}
         As for `matmul`.
 
     Returns

@@ -16,7 +16,7 @@ from multimm.contractions.pair import Matrices, Term, elementwise
 from multimm.contractions.steps import Contraction
 from multimm.contractions.subscripts import Labels, in_letters
 from multimm.display import html
-from multimm.gpu.kernel_selection import Precision, check_precision
+from multimm.gpu.kernel_selection import Precision, check_held, check_precision
 from multimm.operands import Array, is_dask, named_dtype
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
@@ -150,6 +150,7 @@ def _planned(
     contraction: Contraction, precision: Precision, cluster: ClusterSpec | None, hosted: bool | None
 ) -> ContractionPlan:
     check_precision(precision)
+    check_held(precision, str(contraction.dtype))
     if hosted is False and isinstance(cluster, ClusterSpec):  # on paper: where they are multiplied
         contraction = contraction._replace(gpu=cluster.slowest.kind == "gpu")
     steps: list[PlannedStep] = []

@@ -14,7 +14,7 @@ from multimm.contractions.pair import Matrices, Term, as_stored, elementwise, ma
 from multimm.contractions.paths import path
 from multimm.contractions.subscripts import Label, Labels, Subscripts
 from multimm.gpu.integers.bounds import is_narrow
-from multimm.gpu.kernel_selection import Precision
+from multimm.gpu.kernel_selection import Precision, check_held
 from multimm.operands import Array, is_dask, on_gpu
 from multimm.planning.tiling.grid import Blocks
 from multimm.products import ask
@@ -59,6 +59,7 @@ class Contraction(NamedTuple):
 
     def result(self, precision: Precision) -> Array:
         """Lazy if an operand is, else computed."""
+        check_held(precision, str(self.dtype))
         lazy = [as_stored(term).array for term in self.terms if is_dask(term.array)]
         # Of all operands at once, however many steps there are.
         answer = ask(None, lazy) if lazy and self.products > 1 else None

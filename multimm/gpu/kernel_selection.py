@@ -21,9 +21,12 @@ from multimm.gpu.strides import GemmSizes
 
 logger = logging.getLogger(__name__)
 
-#: What may be promised.
-Precision: TypeAlias = Literal["float32", "ieee", "tf32"]
+#: What may be promised: of float32 products all but the last, which is for `DOUBLE`.
+Precision: TypeAlias = Literal["float32", "ieee", "tf32", "float64"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+SINGLE: tuple[Precision, ...] = PRECISIONS[:-1]
+#: Dtypes of sums, and of results, of which "float64" can be promised.
+DOUBLE = ("float64", "complex128")
 #: Kernels, by the names of their files.
 FFMA, SPLIT = "sgemm_ffma", "sgemm_split"
 
@@ -45,11 +48,24 @@ class Choice(NamedTuple):
     reason: str  #: one line
 
 
-def check_precision(precision: str) -> None:
+def check_precision(precision: str, allowed: tuple[str, ...] = PRECISIONS) -> None:
     """Raise `OptionError` for a precision that does not exist."""
-    if precision not in PRECISIONS:
-        allowed = ", ".join(map(repr, PRECISIONS))
-        raise OptionError(f"precision={precision!r}: allowed are {allowed}")
+    if precision not in allowed:
+        names = ", ".join(map(repr, allowed))
+        raise OptionError(f"precision={precision!r}: allowed are {names}")
+
+
+def check_held(precision: str, *dtypes: str) -> None:
+    """Raise `OptionError` for "float64" of sums, or a result, of dtypes that cannot keep it."""
+    if precision != "float64":
+        return
+    for name in dtypes:
+        if name not in DOUBLE:
+            wide = DOUBLE[name.startswith("complex")]
+            raise OptionError(
+                f"precision='float64' of a {name} product: it is for float64 and complex128; ask "
+                f"for dtype='{wide}', convert the operands, or leave precision out"
+            )
 
 
 @functools.lru_cache(maxsize=1024)

@@ -14,6 +14,7 @@ from multimm.gpu.emulated.outliers import add_residuals
 from multimm.gpu.emulated.pack import pack
 from multimm.gpu.emulated.packed import PackedBlock, check_pair
 from multimm.gpu.kernel_selection import (
+    SINGLE,
     SPLIT,
     Choice,
     Precision,
@@ -95,7 +96,7 @@ def gemm(
         An unknown configuration, a GPU that is too old, or an operand that would be copied while
         the stream is captured.
     """
-    check_precision(precision)
+    check_precision(precision, SINGLE)
     if isinstance(a, PackedBlock) or isinstance(b, PackedBlock):
         check_beta(beta, c)  # before anything is packed
         epilogue = {"alpha": alpha, "beta": beta, "c": c, "partial": partial, "out": out,

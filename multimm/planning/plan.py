@@ -34,7 +34,7 @@ class MatmulPlan:
     cluster : ClusterSpec
         The workers it was made for, by rank.
     precision : str
-        ``"float32"``, ``"ieee"`` or ``"tf32"``.
+        ``"float32"``, ``"ieee"``, ``"tf32"`` or ``"float64"``.
     strategy, reason : str
         What was chosen, and why.
     asked : (Problem, Options), optional

@@ -224,6 +224,8 @@ def test_large_products_of_users_run_so_and_none_that_asks_for_fp64():
     found = multimm.matmul(a, b)
     assert_within(found, x, y)
     assert last_choice().kernel == "residues"
+    by_name = multimm.matmul(a, b, precision="float64")
+    np.testing.assert_array_equal(cupy.asnumpy(by_name), cupy.asnumpy(found))
     exact = multimm.matmul(a, b, precision="ieee")
     np.testing.assert_allclose(cupy.asnumpy(exact), cupy.asnumpy(found), rtol=0, atol=1e-10)
     np.testing.assert_array_equal(cupy.asnumpy(exact), cupy.asnumpy(a @ b))

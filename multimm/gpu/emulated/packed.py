@@ -188,9 +188,9 @@ def check_promise(
         if not isinstance(x, PackedBlock):
             continue
         if x.scheme != precision:
+            again = f", or pack it with scheme={precision!r}" if precision in PARTS else ""
             raise OptionError(
-                f"{name} was packed for {x.scheme!r}: pass precision={x.scheme!r}, or pack it with "
-                f"scheme={precision!r} if that is not 'ieee'"
+                f"{name} was packed for {x.scheme!r}: pass precision={x.scheme!r}{again}"
             )
         if trans:
             raise OptionError(f"{name} was packed as op({name.upper()}): leave out trans_{name}")
