@@ -12,7 +12,7 @@ from typing import Any
 from multimm.cluster.inspect.devices import CPU_CORE_GFLOPS, visible_gpus
 from multimm.cluster.options import cores
 from multimm.errors import MemoryBudgetError, OptionError
-from multimm.gpu.kernel_selection import SINGLE
+from multimm.gpu.kernel_selection import PRECISIONS, SINGLE
 from multimm.planning.spec import H200
 from multimm_benchmarks.peers import PEERS, system
 from multimm_benchmarks.peers.base import Machine
@@ -101,7 +101,7 @@ def ask(
         counts or _default_counts(found if device == "gpu" else cores(), quick),
         chosen(cases, tuple(KINDS), "case"),
         () if peers == "none" else chosen(peers, PEERS, "peer"),
-        usual if precisions is None else chosen(precisions, SINGLE, "precision"),
+        usual if precisions is None else chosen(precisions, PRECISIONS, "precision"),
         repeats or (QUICK_REPEATS if quick else REPEATS),
         quick,
         longest,
@@ -244,21 +244,33 @@ def _items(asked: Asked, name: str, count: int) -> Iterator[Item]:
     if (missing or not one.spreads) and not first:
         return
     machine = machine_of(one.runs_on or asked.device, count if one.spreads else 1, asked.quick)
-    precisions = asked.precisions if one.promise is None else (one.promise,)
+    precisions = _precisions(asked, name)
     for product in products(asked.sizes, machine.workers, asked.kinds):
         if product.kind == "steady" and (name != "multimm" or count != asked.counts[-1]):
             continue
         if product.kind == "weak" and asked.quick and machine.workers not in asked.counts:
             continue  # another size than that of all others
-        reason = (
-            missing
-            or _lie_elsewhere(one, product)
-            or _too_large(one, product, machine)
-            or _too_long(asked, one, product, machine)
-        )
         for precision in precisions[:1] if product.kind == "steady" else precisions:
+            of = product.at(precision)
+            reason = (
+                missing
+                or ("" if precision in one.promises else "it multiplies no float64 here")
+                or _lie_elsewhere(one, of)
+                or _too_large(one, of, machine)
+                or _too_long(asked, one, of, machine)
+            )
             repeats = product.repeats or asked.repeats
-            yield Item(name, machine, product, precision, repeats, reason)
+            yield Item(name, machine, of, precision, repeats, reason)
+
+
+def _precisions(asked: Asked, name: str) -> tuple[str, ...]:
+    """At which a system is measured: a peer of float32 at its own, whichever of these is asked."""
+    if name == "multimm":
+        return asked.precisions
+    promises = system(name).promises
+    single = tuple(one for one in promises if one in SINGLE and {*SINGLE} & {*asked.precisions})
+    double = tuple(one for one in promises if one not in SINGLE and one in asked.precisions)
+    return single + double or asked.precisions
 
 
 def _lie_elsewhere(one: Any, product: Product) -> str:

@@ -16,13 +16,15 @@ logger = logging.getLogger(__name__)
 Array = Any
 
 U = 2.0**-24  # unit roundoff of float32
+#: The same of each dtype that is measured.
+UNITS = {"float32": U, "float64": 2.0**-53}
 
 
 class Errors(NamedTuple):
-    """How far a product is from the same in float64."""
+    """How far a product is from the same in a wider format."""
 
     relative: float  #: Frobenius norm of the error over that of the product
-    componentwise: float  #: largest error over |A| |B|, in units of 2^-24
+    componentwise: float  #: largest error over |A| |B|, in units of its dtype's roundoff: `UNITS`
     rms: float  #: root mean square of the same, where |A| |B| is not 0
 
     def recorded(self) -> Record:
@@ -103,10 +105,12 @@ def operands(xp: Any, case: Case, seed: int = 0) -> tuple[Array, Array, Array]:
 
 
 def widened(xp: Any, x: Array) -> Array:
-    """Return a float32 array as float64, to the last bit.
+    """Return a float32 array as float64, to the last bit, and one of float64 as long doubles.
 
-    CuPy's own conversion takes subnormal numbers for zeros.
+    CuPy's own conversion takes subnormal numbers for zeros, and it has no long doubles.
     """
+    if x.dtype == xp.float64:
+        return x.astype(xp.longdouble)
     wide, bits = x.astype(xp.float64), x.view(xp.uint32)
     fraction = bits & 0x7FFFFF
     subnormal = ((bits & 0x7F800000) == 0) & (fraction != 0)
@@ -117,12 +121,15 @@ def widened(xp: Any, x: Array) -> Array:
 
 
 class Reference:
-    """A case's product in float64, and |A| |B|, which bounds the error of every element."""
+    """A case's product in float64, and |A| |B|, which bounds the error of every element.
+
+    Of float64 numbers it is in long doubles: of NumPy, on the host.
+    """
 
     def __init__(self, xp: Any, case: Case, a: Array, b: Array) -> None:
         left = widened(xp, a.swapaxes(-1, -2) if case.trans_a else a)
         right = widened(xp, b.swapaxes(-1, -2) if case.trans_b else b)
-        self._xp, self._case = xp, case
+        self._xp, self._case, self._u = xp, case, UNITS[a.dtype.name]
         self.exact = left @ right
         self.scale = xp.abs(left) @ xp.abs(right)
         self._norm = float(xp.square(self.exact).sum())
@@ -144,7 +151,7 @@ class Reference:
         norm = float(self._xp.square(off).sum())
         relative = (norm / self._norm) ** 0.5 if self._norm else norm
         rms = (squares / max(counted, 1)) ** 0.5
-        return Errors(relative, float(ratio.max()) / U, rms / U)
+        return Errors(relative, float(ratio.max()) / self._u, rms / self._u)
 
     def check(self, out: Array, call: Call, bound: float | None = None) -> Errors:
         """Run a call on a poisoned output, and compare all of it.
@@ -156,19 +163,19 @@ class Reference:
             Writes to `out`.
         bound : float, optional
             How far an element may be off, in units of |A||B|; by default as far as that of a
-            float32 dot product, (k + 2) u and one rounding.
+            dot product in the operands' dtype, (k + 2) u and one rounding.
 
         Raises
         ------
         WrongResultError
             If an element is farther off; NaN is.
         """
-        bound = U * (self._case.k + 3) if bound is None else bound
+        bound = self._u * (self._case.k + 3) if bound is None else bound
         off = self.off(out, call)
         errors = self.errors(off)
         if not bool((off <= bound * self.scale).all()):
             raise WrongResultError(
                 f"{self._case.name}: an element is off by {errors.componentwise:.3g} u |A||B|, "
-                f"{bound / U:.3g} are allowed"
+                f"{bound / self._u:.3g} are allowed"
             )
         return errors

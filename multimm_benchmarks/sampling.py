@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from multimm_benchmarks.cases import Case
-from multimm_benchmarks.harness import Errors, Reference, U
+from multimm_benchmarks.harness import UNITS, Errors, Reference, U
 
 Array = Any
 
@@ -45,21 +45,21 @@ def allowed(promise: str, k: int) -> float:
     """Return how far an element may be off, in units of |A||B|, under a promised precision."""
     if promise == "tf32":
         return 2.0**-9 + 2 * k * U
-    return (k + 3) * U
+    return (k + 3) * UNITS.get(promise, U)
 
 
 def check(left: Array, right: Array, found: Array, promise: str) -> Errors:
-    """Compare part of a product with the same in float64.
+    """Compare part of a product with the same in float64, or, if it is that, in long doubles.
 
     Parameters
     ----------
-    left : numpy.ndarray of float32, shape (rows, k)
+    left : numpy.ndarray of float32 or float64, shape (rows, k)
         Rows of op(A).
-    right : numpy.ndarray of float32, shape (k, columns)
+    right : numpy.ndarray of the same, shape (k, columns)
         Columns of op(B).
-    found : numpy.ndarray of float32, shape (rows, columns)
+    found : numpy.ndarray of the same, shape (rows, columns)
         What a system says their product is.
-    promise : {"float32", "ieee", "tf32"}
+    promise : {"float32", "ieee", "tf32", "float64"}
 
     Raises
     ------
@@ -68,7 +68,7 @@ def check(left: Array, right: Array, found: Array, promise: str) -> Errors:
     """
     case = Case(left.shape[0], right.shape[1], left.shape[1])
     reference = Reference(np, case, left, right)
-    out = np.empty(found.shape, np.float32)
+    out = np.empty_like(found)
 
     def call() -> None:
         out[...] = found

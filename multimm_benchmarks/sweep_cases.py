@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from multimm.errors import OptionError
+from multimm.planning.matrix import itemsize_of
 from multimm.planning.spec import ClusterSpec, MatrixSpec
 from multimm.planning.tiling.grid import regular
 
@@ -41,6 +42,8 @@ class Product:
     hosted : bool
         Operands and result lie in host memory, also where GPUs multiply them: as NumPy blocks of
         `chunk` for systems on Dask, as whole arrays for others.
+    dtype : str
+        Of the operands and the result.
     """
 
     kind: str
@@ -53,6 +56,11 @@ class Product:
     repeats: int = 0
     chunk: int = 0
     hosted: bool = False
+    dtype: str = "float32"
+
+    def at(self, precision: str) -> Product:
+        """Return the product that a precision is measured on: of float64 numbers at "float64"."""
+        return replace(self, dtype="float64") if precision == "float64" else self
 
     @property
     def flops(self) -> int:
@@ -61,9 +69,9 @@ class Product:
 
     @property
     def bytes(self) -> int:
-        """Of all float32 operands and the result."""
+        """Of all operands and the result."""
         operands = self.m * self.k + (0 if self.symmetric else self.k * self.n)
-        return 4 * (operands + self.m * self.n)
+        return itemsize_of(self.dtype) * (operands + self.m * self.n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,10 +231,10 @@ def operand_specs(product: Product, workers: int) -> tuple[MatrixSpec, MatrixSpe
 
     def spec(shape: tuple[int, int]) -> MatrixSpec:
         if not product.chunk:
-            return MatrixSpec(shape)
+            return MatrixSpec(shape, product.dtype)
         chunks = tuple(regular(size, product.chunk) for size in shape)
         owners = (at % workers for at in range(math.prod(map(len, chunks))))
-        return MatrixSpec(shape, chunks=chunks, owners=tuple(owners))
+        return MatrixSpec(shape, product.dtype, chunks=chunks, owners=tuple(owners))
 
     b = spec(shapes[1])
     return b if product.symmetric else spec(shapes[0]), b

@@ -64,10 +64,12 @@ def verdict(records: Sequence[Record]) -> Iterator[str]:
     done = [record for record in records if record["detail"]["status"] == "done"]
     ours = [record for record in done if record["system"] == "multimm"]
     if ours:
-        fp32 = [r["componentwise_u"] for r in ours if r["precision"] != "tf32"]
-        worst = max(fp32, default=0.0)
-        cases = f"all {len(ours)} cases"
-        yield f"multimm: right in {cases}, FP32 errors of at most {worst:.3g} u |A||B|"
+        errors: dict[str, float] = {}
+        for r in ours:
+            if kind := {"float64": "FP64", "tf32": ""}.get(r["precision"], "FP32"):
+                errors[kind] = max(errors.get(kind, 0.0), r["componentwise_u"])
+        worst = [f", {kind} errors of at most {u:.3g} u |A||B|" for kind, u in errors.items()]
+        yield f"multimm: right in all {len(ours)} cases{''.join(worst)}"
     else:
         yield "multimm: nothing was measured"
     yield from _predictions(ours)
@@ -112,7 +114,8 @@ def _beside(peer: str, ours: Sequence[Record], theirs: Sequence[Record]) -> Iter
         if rivals:
             fastest = min(mine["median"] for mine in rivals)
             workers = f" on {record['detail']['workers']}" if record["system"] != "numpy" else ""
-            gains[record["case"] + workers] = record["median"] / fastest
+            double = " of float64" if record["precision"] == "float64" else ""
+            gains[record["case"] + double + workers] = record["median"] / fastest
     if not gains:
         return
     mean = math.exp(sum(map(math.log, gains.values())) / len(gains))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import dask
@@ -108,6 +109,33 @@ def test_products_on_workers_are_placed_and_counted(opened):
             assert ("timeline" in found["detail"]) == (product.kind == "strong")
             one.verify(*_spoilt(one, product))
     assert f"2 CPU workers of multimm.cluster.start over {'tcp'}" in one.config
+
+
+@pytest.mark.parametrize("chunk", [0, 120])
+def test_products_of_float64_are_of_float64_throughout(opened, chunk):
+    name, one = opened
+    square = Product("strong", "s", 300, 260, 280, chunk=chunk)
+    for product in (square, replace(GRAM, chunk=chunk)):
+        found = measure(one, product.at("float64"), "float64", 1)
+        assert 0 < found["errors"]["rel_error"] < 1e-14
+        assert 0.05 < found["errors"]["componentwise_u"] < 30
+        if name == "multimm":
+            assert found["detail"]["one_worker_tflops"] > 0
+            if not chunk:
+                assert found["bytes_received"] == found["bytes_predicted"]
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_float64_of_one_process_is_held_to_its_own_bound(symmetric):
+    one, product = system("numpy")(CPU), replace(SQUARE, symmetric=symmetric).at("float64")
+    assert product.bytes == 2 * replace(product, dtype="float32").bytes
+    assert measure(one, product, "float64", 1)["errors"]["componentwise_u"] < 20
+    operands = one.operands(product, "float64", 0)
+    assert {x.dtype.name for x in operands} == {"float64"}
+    rounded = np.matmul(*(x.astype("f4") for x in operands)).astype("f8")
+    one.multiply = lambda operands, precision: rounded
+    with pytest.raises(WrongResultError, match="are allowed"):
+        measure(one, product, "float64", 1)
 
 
 def test_operands_come_in_chunks_that_lie_in_turn(opened):

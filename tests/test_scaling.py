@@ -24,7 +24,9 @@ from multimm_benchmarks.harness import WrongResultError
 from multimm_benchmarks.limit import Limit
 from multimm_benchmarks.peers import SYSTEMS
 from multimm_benchmarks.peers.base import Machine, System
+from multimm_benchmarks.report import sweep
 from multimm_benchmarks.sweep_cases import Product
+from multimm_benchmarks.sweep_records import record_of
 
 GB = 10**9
 CPU = Machine("cpu", 2, 8 * GB, 8 * GB, 60.0)
@@ -392,6 +394,47 @@ def test_of_a_quick_sweep_cases_without_a_peer_come_last():
         precisions = [item.precision for item in together if not item.first and not item.absent]
         assert precisions == sorted(precisions)
     assert precisions.count("tf32") == 4
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("quick", [False, True])
+def test_float64_is_measured_of_who_multiplies_it(quick):
+    def measured(precisions):
+        items = agenda.agenda(ask(gpus="1", cases="strong", quick=quick, precisions=precisions))
+        for one in items:
+            assert (one.product.dtype == "float64") == (one.precision == "float64")
+        return {(one.system, one.precision): one.absent for one in items}
+
+    alone = measured("float64")
+    assert {precision for _, precision in alone} == {"float64"}
+    absent = {name for (name, _), why in alone.items() if "no float64" in why}
+    assert absent == {"cublasxt", "jax highest", "jax default"}
+    both = measured("ieee,float64")
+    double = {name for name, precision in both if precision == "float64"}
+    assert double == {*SYSTEMS} - absent
+    single = {name for name, precision in both if precision == "float32"}
+    assert single == {*SYSTEMS} - {"multimm", "jax default"}
+    assert "float64" not in {precision for _, precision in measured(None)}
+
+
+def test_what_is_said_of_float64_is_said_apart():
+    one = Product("strong", "s", 8, 8, 8)
+    found = []
+    for precision, ours, peer, u in (("float32", 1.0, 2.0, 1.5), ("float64", 2.0, 1.0, 2.5)):
+        for name, seconds in (("multimm", ours), ("numpy", peer)):
+            errors = {"componentwise_u": u}
+            message = {"seconds": [seconds], "errors": errors, "config": ""}
+            item = Item(name, CPU, one.at(precision), precision, 1)
+            found.append(record_of(item, "done", "", message))
+    said = list(verdict.verdict(found))
+    for kind, u in (("FP32", 1.5), ("FP64", 2.5)):
+        assert f", {kind} errors of at most {u} u |A||B|" in said[0]
+    assert said[1].endswith("(geometric mean of 2); numpy wins s of float64 (0.50 x)")
+    # In a report, too, each stands beside its own kind; TF32 beside float32's.
+    pairs = [(pair.promise, pair.times) for pair in sweep.beside(found)]
+    assert pairs == [("FP32", pytest.approx(2.0)), ("FP64", pytest.approx(0.5))]
+    found[0]["precision"] = "tf32"
+    assert [pair.promise for pair in sweep.beside(found)] == ["FP64"]
 
 
 # The command

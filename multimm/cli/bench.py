@@ -23,7 +23,11 @@ WIDTH = 160
     "--cases", metavar="NAME,...", help="strong, weak, tall, rectangular, chunked, host, steady."
 )
 @click.option("--peers", metavar="NAME,...", help='Systems to compare with; "none". Default: all.')
-@click.option("--precisions", metavar="NAME,...", help="Default: all on GPUs, else float32.")
+@click.option(
+    "--precisions",
+    metavar="NAME,...",
+    help="float32, ieee, tf32, float64. Default: float32's on GPUs, else float32; float64 by name.",
+)
 @click.option("--repeats", type=int, metavar="N", help="Timed runs of each case.")
 @click.option("--longest", type=float, metavar="SECONDS", help="Leave out longer runs.")
 @click.option("--quick", is_flag=True, help="Small cases: a verdict in two minutes.")

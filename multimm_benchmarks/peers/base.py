@@ -48,12 +48,12 @@ class Run(NamedTuple):
 class System:
     """One way to multiply; subclasses say how. Nothing here runs before `opened`.
 
-    Operands are float32 and normal, made anew for every run; `multiply` returns when its result
-    is there, on whatever device that is.
+    Operands are normal numbers of the product's dtype, made anew for every run; `multiply` returns
+    when its result is there, on whatever device that is.
     """
 
-    #: The precision it promises, or None where it takes any of them.
-    promise: ClassVar[str | None] = "float32"
+    #: The precisions it promises, each whether it is asked for by name or not.
+    promises: ClassVar[tuple[str, ...]] = ("float32",)
     #: What must be importable, on a GPU machine and on one without.
     needs: ClassVar[dict[str, tuple[str, ...]]] = {"cpu": ()}
     #: The device that it runs on, if it is always the same.
@@ -234,14 +234,14 @@ def crossing(a: Array, b: Array, c: Array, at: Sample) -> tuple[Array, Array, Ar
     return a[at.rows], b[:, at.columns], c[at.rows][:, at.columns]
 
 
-def normal(rows: int, columns: int, seed: int | list[int]) -> Array:
-    """Return a matrix of normal float32 numbers on the host; one thread draws 4e7 a second."""
-    made = np.empty((rows, columns), np.float32)
+def normal(rows: int, columns: int, seed: int | list[int], dtype: str = "float32") -> Array:
+    """Return a matrix of normal numbers on the host; one thread draws 4e7 a second."""
+    made = np.empty((rows, columns), dtype)
     stripes = np.array_split(made, min(rows, 4 * (os.cpu_count() or 1)))
     seeds = np.random.SeedSequence(seed).spawn(len(stripes))
 
     def draw(stripe: Array, own: np.random.SeedSequence) -> None:
-        np.random.default_rng(own).standard_normal(dtype=np.float32, out=stripe)
+        np.random.default_rng(own).standard_normal(dtype=made.dtype, out=stripe)
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(draw, stripes, seeds))

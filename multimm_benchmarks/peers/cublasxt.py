@@ -20,6 +20,7 @@ _PINNED = 1  # CUBLASXT_PINNING_ENABLED
 class CublasXt(NumpyMatmul):
     """The library that NVIDIA has for products larger than a GPU's memory."""
 
+    promises: ClassVar[tuple[str, ...]] = ("float32",)
     needs: ClassVar = {"gpu": ("cupy",)}
     family = "cublasxt"
     imported_ahead = ("cupy",)

@@ -16,6 +16,7 @@ STRIPE = 2**28
 class Cupy(System):
     """One GPU; float32 stays float32."""
 
+    promises: ClassVar[tuple[str, ...]] = ("float32", "float64")
     needs: ClassVar = {"gpu": ("cupy",)}
     spreads = False
     imported_ahead = ("cupy",)
@@ -38,8 +39,8 @@ class Cupy(System):
         cupy.get_default_memory_pool().free_all_blocks()
         rng = cupy.random.default_rng(seed)
         shape = (product.k, product.m) if product.symmetric else (product.m, product.k)
-        a = _normal(rng, *shape)
-        b = None if product.symmetric else _normal(rng, product.k, product.n)
+        a = _normal(rng, *shape, product.dtype)
+        b = None if product.symmetric else _normal(rng, product.k, product.n, product.dtype)
         cupy.cuda.Device().synchronize()
         return (a.T, a) if b is None else (a, b)
 
@@ -56,13 +57,13 @@ class Cupy(System):
         return left.get(), right.get(), found.get()
 
 
-def _normal(rng: Any, rows: int, columns: int) -> Array:
+def _normal(rng: Any, rows: int, columns: int, dtype: str) -> Array:
     """A matrix drawn in stripes: its elements may be more than a generator's index can count."""
     import cupy
 
-    made = cupy.empty((rows, columns), cupy.float32)
+    made = cupy.empty((rows, columns), dtype)
     step = max(1, STRIPE // columns)
     for first in range(0, rows, step):
         stripe = made[first : first + step]
-        stripe[...] = rng.standard_normal(stripe.shape, dtype=cupy.float32)
+        stripe[...] = rng.standard_normal(stripe.shape, dtype=dtype)
     return made

@@ -21,6 +21,7 @@ PRODUCTS = 4
 class DaskArray(OnDask):
     """Blocks by rank in the order of their rows; no placement but Dask's own."""
 
+    promises: ClassVar[tuple[str, ...]] = ("float32", "float64")
     needs: ClassVar = {"cpu": (), "gpu": ("cupy", "dask_cuda")}
 
     _edge = 0  #: of the blocks of the last product
@@ -53,11 +54,11 @@ class DaskArray(OnDask):
         # As a Dask user moves them. Persisted: Dask fuses lazy copies into every block product, and
         # each block would go up as often as it is multiplied.
         a, b = (
-            da.map_blocks(cupy.asarray, x, dtype=x.dtype, meta=empty(True)).persist()
+            da.map_blocks(cupy.asarray, x, dtype=x.dtype, meta=empty(True, x.dtype)).persist()
             for x in operands
         )
         c = da.matmul(a, b)
-        return self.run(da.map_blocks(cupy.asnumpy, c, dtype=c.dtype, meta=empty(False)))
+        return self.run(da.map_blocks(cupy.asnumpy, c, dtype=c.dtype, meta=empty(False, c.dtype)))
 
 
 def block_edge(product: Product, machine: Machine) -> int:

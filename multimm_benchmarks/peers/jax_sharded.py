@@ -124,7 +124,7 @@ class JaxDefault(JaxHighest):
     """jax.lax.Precision.DEFAULT: on NVIDIA GPUs one pass of TF32; on CPUs the same as HIGHEST."""
 
     needs: ClassVar = {"gpu": ("jax",)}
-    promise = "tf32"
+    promises = ("tf32",)
     case_s = 2.0
     longest = 5.0
     precision = "DEFAULT"

@@ -18,6 +18,7 @@ LONGEST_SECONDS = 60.0
 class NumpyMatmul(System):
     """One process, BLAS with all cores."""
 
+    promises: ClassVar[tuple[str, ...]] = ("float32", "float64")
     needs: ClassVar = {"cpu": (), "gpu": ()}
     runs_on: ClassVar[str | None] = "cpu"
     spreads = False
@@ -53,10 +54,10 @@ class NumpyMatmul(System):
     @staticmethod
     def _made(product: Product, seed: int) -> tuple[Array, Array]:
         if product.symmetric:
-            a = normal(product.k, product.m, seed)
+            a = normal(product.k, product.m, seed, product.dtype)
             return a.T, a
-        a = normal(product.m, product.k, 2 * seed)
-        return a, normal(product.k, product.n, 2 * seed + 1)
+        a = normal(product.m, product.k, 2 * seed, product.dtype)
+        return a, normal(product.k, product.n, 2 * seed + 1, product.dtype)
 
     def multiply(self, operands: tuple[Array, Array], precision: Precision) -> Array:
         return np.matmul(*operands)

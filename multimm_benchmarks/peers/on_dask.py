@@ -87,35 +87,40 @@ class OnDask(System):
         return f"{len(self.addresses)} {kind} workers of multimm.cluster.start over {protocol}"
 
     def matrix(
-        self, rows: Blocks, columns: Blocks, seed: int, home: Home, hosted: bool = False
+        self, rows: Blocks, columns: Blocks, seed: int, home: Home, product: Product
     ) -> da.Array:
         """Return a matrix of normal blocks, kept where `home` says, in memory, with new keys.
 
-        Hosted ones are NumPy's also on GPU workers, which have one thread for tasks: others help.
+        Those of hosted products are NumPy's also on GPU workers, which have one thread for tasks:
+        others help.
         """
         from dask.highlevelgraph import HighLevelGraph
         from distributed import wait
 
-        name = f"operand-{uuid.uuid4().hex}"
+        name, hosted, dtype = f"operand-{uuid.uuid4().hex}", product.hosted, product.dtype
         graph: dict[Any, Any] = {}  # with the array's own keys: nothing is left to be renamed
         for i, j in pairs(range(len(rows)), range(len(columns))):
             own, shape = [seed, i, j], (rows[i], columns[j])
-            task = (base.normal, *shape, own) if hosted else (normal, own, shape, self.gpu)
+            task = (
+                (base.normal, *shape, own, dtype) if hosted
+                else (normal, own, shape, self.gpu, dtype)
+            )  # fmt: skip
             graph[name, i, j] = self.client.submit(
                 *task, workers=[self.addresses[home(i, j) % len(self.addresses)]], pure=False,
                 key=(name, i, j),
             )  # fmt: skip
         wait(list(graph.values()))
         layers = HighLevelGraph.from_collections(name, graph)
-        return da.Array(layers, name, (rows, columns), meta=empty(self.gpu and not hosted))
+        meta = empty(self.gpu and not hosted, dtype)
+        return da.Array(layers, name, (rows, columns), meta=meta)
 
     def dealt_out(self, product: Product, edge: int, seed: int) -> tuple[da.Array, da.Array]:
         """Return operands in blocks of at most that edge, by rank in the order of their rows."""
         m, n, k = (regular(size, edge) for size in (product.m, product.n, product.k))
-        b = self.matrix(k, n, 2 * seed + 1, lambda i, j: i * len(n) + j, product.hosted)
+        b = self.matrix(k, n, 2 * seed + 1, lambda i, j: i * len(n) + j, product)
         if product.symmetric:
             return b.T, b
-        return self.matrix(m, k, 2 * seed, lambda i, j: i * len(k) + j, product.hosted), b
+        return self.matrix(m, k, 2 * seed, lambda i, j: i * len(k) + j, product), b
 
     def run(self, product: da.Array) -> da.Array:
         """Compute a lazy product and wait for the workers, and for GPUs that are not done then."""
@@ -182,13 +187,13 @@ class OnDask(System):
         }
 
 
-def empty(gpu: bool) -> Array:
+def empty(gpu: bool, dtype: Any) -> Array:
     """Return a block without elements, of the kind that the others are."""
     if not gpu:
-        return np.empty((0, 0), np.float32)
+        return np.empty((0, 0), dtype)
     import cupy
 
-    return cupy.empty((0, 0), cupy.float32)
+    return cupy.empty((0, 0), dtype)
 
 
 def elements(matrix: da.Array, rows: Array | None = None, columns: Array | None = None) -> da.Array:
@@ -210,7 +215,7 @@ def elements(matrix: da.Array, rows: Array | None = None, columns: Array | None 
         for index, parts, given in zip((rows, columns), own, matrix.chunks, strict=True)
     )
     found: da.Array = da.map_blocks(
-        taken_out, matrix, *own, chunks=chunks, meta=np.empty((0, 0), np.float32)
+        taken_out, matrix, *own, chunks=chunks, meta=np.empty((0, 0), matrix.dtype)
     )
     return found
 

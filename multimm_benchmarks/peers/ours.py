@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import dask.array as da
 
-from multimm.gpu.kernel_selection import Precision
+from multimm.gpu.kernel_selection import PRECISIONS, Precision
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.spec import H200, NVLINK, ClusterSpec, MatrixSpec
 from multimm_benchmarks.harness import WrongResultError
@@ -33,7 +33,7 @@ class Multimm(OnDask):
     Those of chunked and of hosted products lie as the product says, and the plan follows them.
     """
 
-    promise = None
+    promises = PRECISIONS
     #: Kinds of products whose last run is recorded as a timeline.
     drawn: ClassVar[Collection[str]] = ("strong",)
     needs: ClassVar = {"cpu": (), "gpu": ("cupy", "dask_cuda", "rmm", "numba")}
@@ -83,10 +83,11 @@ class Multimm(OnDask):
             return made
         plan = self._planned(product, precision)
         layout = plan.layout
-        b = self.matrix(layout.k_tiles, layout.n_blocks, 2 * seed + 1, _home(plan, "b"))
+        b = self.matrix(layout.k_tiles, layout.n_blocks, 2 * seed + 1, _home(plan, "b"), product)
         if product.symmetric:
             return b.T, b
-        return self.matrix(layout.m_blocks, layout.k_tiles, 2 * seed, _home(plan, "a")), b
+        a = self.matrix(layout.m_blocks, layout.k_tiles, 2 * seed, _home(plan, "a"), product)
+        return a, b
 
     def _planned(
         self, product: Product, precision: Precision, made: tuple[da.Array, da.Array] | None = None
@@ -183,9 +184,9 @@ def as_the_plan_keeps_them(
 
 def _lying(plan: MatmulPlan, role: str) -> MatrixSpec:
     """An operand in the blocks of a plan, with the workers that keep them."""
-    chunks, home = plan.layout.operand_chunks(role), _home(plan, role)
+    chunks, home, spec = plan.layout.operand_chunks(role), _home(plan, role), plan.layout.spec(role)
     owners = tuple(home(*block) for block in pairs(*(range(len(sizes)) for sizes in chunks)))
-    return MatrixSpec(plan.layout.spec(role).shape, chunks=chunks, owners=owners)
+    return MatrixSpec(spec.shape, spec.dtype, chunks=chunks, owners=owners)
 
 
 def _home(plan: MatmulPlan, role: str) -> Home:

@@ -25,7 +25,7 @@ TITLE = 24
 
 
 def strong(figure: Figure, runs: Runs) -> None:
-    """TFLOP/s against GPUs at a fixed size: a row per case, FP32 on the left, TF32 on the right."""
+    """TFLOP/s against GPUs at a fixed size: a row per case, a column per accuracy."""
     found = sweep.scaled(runs.of(SCALING), "strong")
     _scaling(figure, list(filter(sweep.is_square, found)), per_worker=False)
 
@@ -64,7 +64,8 @@ def _scaling(figure: Figure, records: list[Record], *, per_worker: bool) -> None
 
 
 def _promises(records: list[Record]) -> list[str]:
-    return [name for name in ("FP32", "TF32") if any(sweep.promise(r) == name for r in records)]
+    names = "FP32", "TF32", "FP64"
+    return [name for name in names if any(sweep.promise(r) == name for r in records)]
 
 
 def _panel(axes: Axes, records: list[Record], scale: sweep.Scale, per_worker: bool) -> None:

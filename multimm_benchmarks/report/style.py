@@ -64,6 +64,10 @@ LOOKS = {
     "jax default": Look("#1a8a8a", ">", "JAX, default"),
     "cublasxt": Look("#8c6d31", "d", "cuBLASXt, host memory"),
     "numpy": Look("#444444", "*", "NumPy, CPU"),
+    "multimm float64": Look("#5a3e9b", "o", "multimm float64"),
+    "dask.array float64": Look("#b02a4c", "^", "dask.array float64"),
+    "cupy float64": Look("#c44e12", "P", "cuBLAS float64, one GPU"),
+    "numpy float64": Look("#444444", "1", "NumPy float64, CPU"),
 }
 
 

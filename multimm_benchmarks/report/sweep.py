@@ -57,7 +57,7 @@ def beside(records: Iterable[Record]) -> list[Pair]:
                 and workers(r) == count]  # fmt: skip
         peers = [
             r for r in here
-            if r["system"] != "multimm" and name in (promise(r), "TF32")
+            if r["system"] != "multimm" and _keeps(promise(r), name)
             and (workers(r) == count or (on_cpus and r["system"] == "numpy"
                  and any(r["shape"] == mine["shape"] for mine in ours)))
         ]  # fmt: skip
@@ -65,6 +65,11 @@ def beside(records: Iterable[Record]) -> list[Pair]:
             best, peer = (max(group, key=lambda r: r["tflops"]) for group in (ours, peers))
             pairs.append(Pair(case, name, count, best, peer))
     return pairs
+
+
+def _keeps(promised: str, name: str) -> bool:
+    """Whether a system stands beside ours: products of float64 are other products."""
+    return promised == name or (promised, name) == ("FP32", "TF32")
 
 
 def done(records: Iterable[Record]) -> list[Record]:
@@ -81,12 +86,12 @@ def system(entry: Record) -> str:
     """Return the key of LOOKS: a system, and what it promises where it promises several things."""
     name, precision = entry["system"], entry["precision"]
     told_apart = name in ("multimm", "dask.array", "cupy") and precision in ("ieee", "tf32")
-    return f"{name} {precision}" if told_apart else str(name)
+    return f"{name} {precision}" if told_apart or precision == "float64" else str(name)
 
 
 def promise(entry: Record) -> str:
-    """What may be compared: products of FP32's accuracy, and those of TF32's."""
-    return "TF32" if entry["precision"] == "tf32" else "FP32"
+    """What may be compared: products of FP32's accuracy, those of TF32's, and those of FP64's."""
+    return {"tf32": "TF32", "float64": "FP64"}.get(entry["precision"], "FP32")
 
 
 def label(entry: Record) -> str:

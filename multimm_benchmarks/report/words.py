@@ -16,9 +16,9 @@ class Word(NamedTuple):
 
 
 WORDS = (
-    Word("accuracy of FP32, of TF32", r"accuracy(?: of)?|of (?:FP|TF)32 accuracy",
+    Word("accuracy of FP32, of TF32", r"accuracy(?: of)?|of (?:FP|TF)(?:32|64) accuracy",
          "Products are compared with others that keep the same bound of error: that of a float32 "
-         "sum of float32 products, or that of TF32."),
+         "sum of float32 products, or that of TF32; those of float64 (FP64) with each other."),
     Word("AtA", "AtA", "The product of a tall matrix by its own transpose. Half of it is computed, "
          "and rates count all of it."),
     Word("awkward", "[Aa]wkward", "Sizes that are no multiples of anything, and unusual layouts."),
@@ -38,6 +38,8 @@ WORDS = (
     Word("FP16", "FP16", "Numbers of 16 bits. They are what tensor cores multiply fastest."),
     Word("FP32, float32", "FP32|float32", "Numbers of 32 bits, and arithmetic with them. multimm "
          "in `float32`, its default, keeps the error bound of FP32 arithmetic."),
+    Word("FP64, float64", "FP64|float64", "Numbers of 64 bits, and arithmetic with them. multimm "
+         "in `float64` multiplies float64 numbers, and keeps the error bound of FP64 arithmetic."),
     Word("flops per byte", "flops per byte", "Multiplications and additions for each byte that is "
          "read or written at least."),
     Word("first task", "first task(?: after)?", "When work begins: planning, building tasks and "
@@ -66,14 +68,15 @@ WORDS = (
          "tensor cores. Each product does it, or it was done *before* for many."),
     Word("peak", "peak(?: GB of a (?:GPU|worker))?", "The most memory in use at once."),
     Word("peer", "peers?", "Another system that was measured on the same machine."),
-    Word("precision", "precision", "What multimm was asked for: `float32`, `ieee` or `tf32`."),
+    Word("precision", "precision", "What multimm was asked for: `float32`, `ieee` or `tf32` of "
+         "float32 operands, `float64` of float64 ones."),
     Word(
         "predicted", "predicted|predictions?|Predicted|Predictions?|planner",
         "By multimm's plan, before anything runs.",
     ),
     Word("relative error", "relative error|[Ee]rrors?", "The largest difference from a product in "
          "float64, divided by the largest element. In tables of accuracy: in units of u |A||B|, u "
-         "being 2^-24; first the largest, then the root mean square."),
+         "being 2^-24, and 2^-53 of float64; first the largest, then the root mean square."),
     Word("strong scaling", "[Ss]trong scaling|strong", "The same product on more workers."),
     Word("sustained", "[Ss]ustained", "Repeated for seconds without a pause, so that the GPU is as "
          "warm as it gets."),

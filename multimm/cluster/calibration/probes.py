@@ -88,9 +88,10 @@ def product_gflops(
 ) -> float:
     """Runs in a thread of a worker: GFLOP/s of what tasks call, on normal numbers.
 
-    Rows and k are `shape`, and there are as many columns as rows. Operands are packed before, as
-    those of a product are. If it `adds`, every product adds to a sum, which plans count beside it.
-    The mean rate, or that of the `fastest` product, if another one is `ALIKE`.
+    They are float64 at that precision, else float32. Rows and k are `shape`, and there are as many
+    columns as rows. Operands are packed before, as those of a product of float32 are. If it `adds`,
+    every product adds to a sum, which plans count beside it. The mean rate, or that of the
+    `fastest` product, if another one is `ALIKE`.
 
     Raises
     ------
@@ -99,9 +100,11 @@ def product_gflops(
     """
     from multimm.graph.tasks.multiply import Step, multiply, pack
 
-    (rows, k), step = shape, Step("float32", "float32", precision=precision)
-    a, b = normal(1, (rows, k), gpu), normal(2, (k, rows), gpu)
-    if gpu and precision != "ieee":
+    rows, k = shape
+    dtype = "float64" if precision == "float64" else "float32"
+    step = Step(dtype, dtype, precision=precision)
+    a, b = normal(1, (rows, k), gpu, dtype), normal(2, (k, rows), gpu, dtype)
+    if gpu and precision in ("float32", "tf32"):
         a, b = pack(a, role="a", step=step), pack(b, role="b", step=step)
     first = multiply(a, b, step=step)
     partial = first if adds else None
@@ -186,12 +189,14 @@ def forget_blocks() -> None:
     _kept_block.cache_clear()
 
 
-def normal(seed: int | Sequence[int], shape: tuple[int, ...], gpu: bool) -> Any:
-    """Runs on a worker: float32, complete when this returns, for other streams may read it."""
+def normal(
+    seed: int | Sequence[int], shape: tuple[int, ...], gpu: bool, dtype: str = "float32"
+) -> Any:
+    """Runs on a worker: complete when this returns, for other streams may read it."""
     if gpu:
         import cupy as xp
     else:
         import numpy as xp
     from multimm.graph.tasks.multiply import finished
 
-    return finished(xp.random.default_rng(seed).standard_normal(shape, dtype="float32"))
+    return finished(xp.random.default_rng(seed).standard_normal(shape, dtype=dtype))
