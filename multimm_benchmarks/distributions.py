@@ -40,6 +40,21 @@ def draw(xp: Any, name: str, m: int, n: int, k: int, seed: int = 0) -> tuple[Arr
     return DISTRIBUTIONS[name](xp, xp.random.default_rng(seed), m, n, k)
 
 
+def draw_double(xp: Any, name: str, m: int, n: int, k: int, seed: int = 0) -> tuple[Array, Array]:
+    """Return A and B of a distribution as float64, with numbers of 53 bits.
+
+    Those of float32 get further bits at random, but for integers, which stay what they are.
+    """
+    rng = xp.random.default_rng(seed + 1)
+    found = []
+    for x in draw(xp, name, m, n, k, seed):
+        wide = x.astype(xp.float64)
+        if name != "integers":
+            wide *= 1 + 2.0**-23 * (rng.random(x.shape, dtype=xp.float64) - 0.5)
+        found.append(wide)
+    return found[0], found[1]
+
+
 def _alike(fill: Callable[[Any, Any, tuple[int, int]], Array]) -> Draw:
     """Both operands of the same kind."""
     return lambda xp, rng, m, n, k: (fill(xp, rng, (m, k)), fill(xp, rng, (k, n)))

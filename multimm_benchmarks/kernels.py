@@ -26,16 +26,26 @@ SUITES = (
     "ladder", "ffma", "awkward", "matvec", "transpose", "add", "latency", "split", "wide-range",
     "dtypes", "accuracy", "python",
 )  # fmt: skip
+#: What a machine without a GPU can measure.
+ON_CPU = ("dtypes", "accuracy", "python")
 
 
 def suites(quick: bool, gpu: bool) -> dict[str, Callable[[Bench], None]]:
-    """Return what measures each suite. Without a GPU, "python" is all there is."""
-    from multimm_benchmarks import python_comparison
+    """Return what measures each suite. Without a GPU, those of `ON_CPU` are all there is."""
+    from multimm_benchmarks import accuracy_float64, dtypes_on_cpu, python_comparison
 
     small: dict[str, Any] = {"sizes": (32, 64), "largest_loop": 32, "sweep_size": 64}
     python = functools.partial(python_comparison.measure, gpu=gpu, **(small if quick else {}))
+    double: dict[str, Any] = (
+        {"side": 4096 if gpu else 64, "depths": (2048,), "depth": 2048} if quick else {}
+    )
+    accurate = functools.partial(accuracy_float64.measure, gpu=gpu, **double)
     if not gpu:
-        return {"python": python}
+        sizes: dict[str, Any] = (
+            {"integer_sizes": (64, 200), "float64_sizes": (64,)} if quick else {}
+        )
+        dtypes_here = functools.partial(dtypes_on_cpu.measure, **sizes)
+        return {"dtypes": dtypes_here, "accuracy": accurate, "python": python}
     from multimm_benchmarks import (
         accuracy,
         dtypes,
@@ -74,7 +84,17 @@ def suites(quick: bool, gpu: bool) -> dict[str, Callable[[Bench], None]]:
     }  # fmt: skip
     chosen = {name: functools.partial(suite, **(tiny[name] if quick else {}))
               for name, suite in full.items()}  # fmt: skip
-    return {**chosen, "python": python}
+    return {**chosen, "accuracy": _in_turn(chosen["accuracy"], accurate), "python": python}
+
+
+def _in_turn(*suites: Callable[[Bench], None]) -> Callable[[Bench], None]:
+    """One suite of several."""
+
+    def measure(bench: Bench) -> None:
+        for suite in suites:
+            suite(bench)
+
+    return measure
 
 
 def gpu_found() -> bool:
@@ -131,7 +151,8 @@ def main(arguments: list[str] | None = None) -> int:
     available = suites(given.quick, gpu)
     wanted = SUITES if given.suite == "all" else (given.suite,)
     if given.suite not in available and given.suite != "all":
-        parser.error(f"{given.suite} needs CuPy and an NVIDIA GPU; here is only: python")
+        only = ", ".join(ON_CPU)
+        parser.error(f"{given.suite} needs CuPy and an NVIDIA GPU; here are only: {only}")
     folder = given.output or (None if given.quick else records.RESULTS)
     machine = described(1) | of_this_gpu() if gpu else described(0)
     header = records.run_header(machine) if folder else None

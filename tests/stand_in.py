@@ -49,9 +49,12 @@ class GPUArray(np.ndarray):
         pointer = self.__array_interface__["data"][0]
         return SimpleNamespace(ptr=pointer, device_id=self.device_id)
 
-    def get(self, stream: object) -> np.ndarray:
+    def get(self, stream: object = None, out: np.ndarray | None = None) -> np.ndarray:
         """On the host."""
-        return np.array(self)
+        if out is None:
+            return np.array(self)
+        out[...] = self
+        return out
 
 
 class Device(contextlib.nullcontext):

@@ -12,13 +12,22 @@ from toy_cupy import toy_cupy
 import multimm
 import multimm.gpu.elementwise.reduce
 import multimm.gpu.product
+from multimm.gpu.kernel_selection import Choice, note
 from multimm.gpu.runtime.jit import compile_text
-from multimm_benchmarks import kernels, matvec, records, rehearsal, sums
+from multimm_benchmarks import (
+    accuracy_float64,
+    dtypes_on_cpu,
+    kernels,
+    matvec,
+    records,
+    rehearsal,
+    sums,
+)
 from multimm_benchmarks.cases import Case, square
 from multimm_benchmarks.harness import Bench, Reference, WrongResultError, operands
 from multimm_benchmarks.ladder import RUNGS
 from multimm_benchmarks.records import load
-from multimm_benchmarks.report import prediction
+from multimm_benchmarks.report import blocks, prediction
 from multimm_benchmarks.report.runs import Runs
 from multimm_benchmarks.timing import HostTimer, interleave
 
@@ -156,11 +165,81 @@ def test_the_command_runs_what_a_machine_without_gpu_can(
 ):
     monkeypatch.setattr(kernels, "gpu_found", lambda: False)
     assert kernels.main(["all", "--quick", "--output", str(tmp_path)]) == 0
-    (path,) = tmp_path.glob("python-*.json")
-    assert {entry["shape"][0] for entry in records.load(path)} == {32, 64}
+    found = {path.name.partition("-")[0]: records.load(path) for path in tmp_path.iterdir()}
+    assert {*found} == {"python", "dtypes", "accuracy"}
+    assert {entry["shape"][0] for entry in found["python"]} == {32, 64}
+    systems = {entry["system"] for entry in found["dtypes"] if "int8" in entry["case"]}
+    assert systems == {*(f"multimm {dtype}" for dtype in ("int32", "int64", "float32")),
+                       "numpy.matmul int64"}  # fmt: skip
+    table = blocks.table("dtypes-on-cpus", Runs(tmp_path))
+    assert table.count("| int8 200 | multimm") == 3
+    for entry in found["accuracy"]:
+        assert entry["precision"] == "float64"
+        exact = entry["case"] == "accuracy float64 integers"
+        assert (entry["componentwise_u"] == 0) == exact
+    assert "Of float64, u = 2^-53" in blocks.table("accuracy", Runs(tmp_path))
     with pytest.raises(SystemExit):
         kernels.main(["ladder"])
     assert "ladder needs CuPy and an NVIDIA GPU" in capsys.readouterr().err
+
+
+def errors_of_float64(**options):
+    bench = Bench(HostTimer(), rounds=1, target=0)
+    accuracy_float64.measure(bench, side=20, depths=(64, 300), depth=100, **options)
+    return bench.records
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda c: c + 1e-9, "normal, k = 64: multimm, numpy.matmul, is beyond the error bound"),
+        (lambda c: c * np.nan, "uniform, k = 300: multimm, numpy.matmul, is beyond"),
+        (lambda c: c + 1e-14 * (c == np.rint(c)), "integers, k = 100: .* is not exact"),
+    ],
+)
+def test_a_promise_of_float64_that_is_broken_fails_the_suite(monkeypatch, spoil, message):
+    systems = {entry["system"] for entry in errors_of_float64(gpu=False)}
+    assert systems == {"multimm", "numpy.matmul"}
+    truth = multimm.matmul
+    monkeypatch.setattr(multimm, "matmul", lambda a, b, **asked: spoil(truth(a, b, **asked)))
+    with pytest.raises(WrongResultError, match=message):
+        errors_of_float64(gpu=False)
+
+
+def test_on_gpus_what_carries_data_of_float64_is_looked_at(cupy, monkeypatch):
+    """With NumPy in the place of CuPy, and of the kernels."""
+    ran = ["residues"]
+
+    def matmul(a, b, precision):
+        if precision == "float64" and ran:
+            note(Choice(ran[0], "float64", "toy"))
+        return np.matmul(a, b)
+
+    monkeypatch.setattr(multimm, "matmul", matmul)
+    found = {entry["system"]: entry["detail"] for entry in errors_of_float64(gpu=True)}
+    assert found == {"multimm": "residues", "multimm ieee": "cupy.matmul",
+                     "cupy.matmul": "cupy.matmul"}  # fmt: skip
+    ran.clear()
+    with pytest.raises(WrongResultError, match="normal, k = 64: multimm did not run residues"):
+        errors_of_float64(gpu=True)
+
+
+def test_wrong_products_on_cpus_are_not_recorded(monkeypatch):
+    bench, truth = Bench(HostTimer(), rounds=1, target=0), multimm.matmul
+
+    def spoilt(a, b, **asked):
+        c = truth(a, b, **asked)
+        c[3, 4] += 1 if c.dtype.kind in "iu" else 1e-3
+        return c
+
+    monkeypatch.setattr(multimm, "matmul", spoilt)
+    for sizes, message in (
+        (((70,), ()), "int8 70 by multimm int32: WRONG"),
+        (((), (50,)), "float64 50: WRONG"),
+    ):
+        with pytest.raises(WrongResultError, match=message):
+            dtypes_on_cpu.measure(bench, *sizes)
+    assert bench.records == []
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ TABLES: dict[str, tuple[str, Callable[[list[Record]], str]]] = {
     "split": ("split", split),
     "wide-range": ("wide-range", reach_tables.wide_range),
     "dtypes": ("dtypes", reach_tables.dtypes),
+    "dtypes-on-cpus": ("dtypes", reach_tables.dtypes_on_cpus),
     "contractions": ("contractions", reach_tables.contractions),
     "accuracy": ("accuracy", accuracy),
     "python": ("python", tables.python),
@@ -53,6 +54,8 @@ TABLES: dict[str, tuple[str, Callable[[list[Record]], str]]] = {
     "prediction-check": (SCALING, prediction.check),
     "rehearsal": (REHEARSAL, prediction.rehearsed),
 }
+#: Those of the newest run on CPUs, where others prefer one on GPUs.
+ON_CPUS = ("dtypes-on-cpus",)
 #: That of no records.
 PREDICTION = "prediction"
 
@@ -61,7 +64,13 @@ def there(name: str, runs: Runs) -> bool:
     """Whether there is what a table shows."""
     if name == PREDICTION:
         return not gallery.find(PREDICTION).missing(runs)
-    return bool(runs.of(TABLES[name][0]))
+    return bool(_records(name, runs))
+
+
+def _records(name: str, runs: Runs) -> list[Record]:
+    """What a table shows."""
+    suite, _ = TABLES[name]
+    return runs.on_cpus(suite) if name in ON_CPUS else runs.of(suite)
 
 
 def table(name: str, runs: Runs, *, origin: bool = True) -> str:
@@ -86,7 +95,7 @@ def table(name: str, runs: Runs, *, origin: bool = True) -> str:
             f"no table is called {name!r}; known are {', '.join((*TABLES, PREDICTION))}"
         )
     suite, draw = TABLES[name]
-    records = runs.of(suite)
+    records = _records(name, runs)
     if not records:
         return f"{missing(suite)}\n"
     return f"{draw(records)}\n{origin_of(records)}\n" if origin else draw(records)

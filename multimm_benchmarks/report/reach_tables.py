@@ -54,6 +54,19 @@ def dtypes(records: list[Record]) -> str:
     return markdown(head, rows, words=2)
 
 
+def dtypes_on_cpus(records: list[Record]) -> str:
+    """Times and rates beside the peer of each case."""
+    rows: Rows = []
+    for r in records:
+        (peer,) = r["ratio_vs"]
+        gain = "" if peer == r["system"] else figures(r["ratio_vs"][peer])
+        rows.append((
+            r["case"].removeprefix("dtypes "), r["system"], figures(1e3 * r["median"]),
+            figures(1e3 * r["tflops"]), gain,
+        ))  # fmt: skip
+    return markdown(("case", "system", "ms", "GFLOP/s", "x peer"), rows, words=2)
+
+
 def contractions(records: list[Record]) -> str:
     """Seconds of each case by system, and what travels as a share of what Dask moves."""
     by_case: dict[str, dict[str, Record]] = {}

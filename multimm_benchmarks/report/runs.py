@@ -58,6 +58,11 @@ class Runs:
         newest = [one for one in found if one.gpu] or list(found)
         return found[newest[-1]] if newest else []
 
+    def on_cpus(self, suite: str) -> list[Record]:
+        """Return the records of the newest run on CPUs; none if none was made."""
+        found = [records for one, records in self._by_computer(suite).items() if not one.gpu]
+        return found[-1] if found else []
+
     def per_gpu(self, suite: str) -> dict[str, list[Record]]:
         """Return the records of the newest run on each model of GPU."""
         return {one.gpu: records for one, records in self._by_computer(suite).items() if one.gpu}

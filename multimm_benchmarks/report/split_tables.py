@@ -113,11 +113,24 @@ def _packing(records: list[Record]) -> str:
     return text + markdown(head, rows, words=2) if rows else ""
 
 
+#: Begin of the cases of float64.
+_DOUBLE = "accuracy float64 "
+
+
 def accuracy(records: list[Record]) -> str:
-    """Largest and rms errors in units of u |A||B|: over k, and over data."""
+    """Largest and rms errors in units of u |A||B|: over k, and over data; of float64 apart."""
+    double = [r for r in records if r["case"].startswith(_DOUBLE)]
+    single = [r for r in records if r not in double]
+    parts = [_accuracy(single)] if single else []
+    if double:
+        parts.append("Of float64, u = 2^-53:\n\n" + _accuracy(double))
+    return "\n".join(parts)
+
+
+def _accuracy(records: list[Record]) -> str:
     cases: dict[tuple[str, int], dict[str, Record]] = {}
     for r in records:
-        name = r["case"].removeprefix("accuracy ")
+        name = r["case"].removeprefix("accuracy ").removeprefix("float64 ")
         cases.setdefault((name, r["shape"][2]), {})[r["system"]] = r
     systems = list(dict.fromkeys(r["system"] for r in records))
     over_k = {key: found for key, found in cases.items() if key[0] in OVER_K}

@@ -1,0 +1,77 @@
+"""Products of int8 and float64 on CPUs, beside NumPy's of int64, exact as well, and of float64."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from multimm_benchmarks.harness import Bench, WrongResultError
+from multimm_benchmarks.timing import Call
+
+Array = Any
+
+INTEGERS = (1000, 2000, 4000)
+FLOAT64 = (1000, 2000, 4000)
+#: The peer of narrow integers: their numbers as NumPy multiplies them without overflow.
+WIDE = "numpy.matmul int64"
+
+
+def measure(
+    bench: Bench, integer_sizes: Sequence[int] = INTEGERS, float64_sizes: Sequence[int] = FLOAT64
+) -> None:
+    """Record squares of all int8 numbers, of genotypes of 0, 1 and 2, and of normal float64."""
+    for n in integer_sizes:
+        for kind, low, high in (("", -128, 128), (" of 0 to 2", 0, 3)):
+            _integers(bench, n, f"int8{kind} {n}", low, high)
+    for n in float64_sizes:
+        _float64(bench, n)
+
+
+def _integers(bench: Bench, n: int, case: str, low: int, high: int) -> None:
+    import multimm
+
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(low, high, (n, n), np.int8) for _ in range(2))
+    wide = [x.astype(np.int64) for x in (a, b)]
+    calls: dict[str, Call] = {
+        f"multimm {dtype}": functools.partial(multimm.matmul, a, b, dtype=dtype)
+        for dtype in ("int32", "int64", "float32")
+    }
+    for name, call in calls.items():
+        dtype = name.removeprefix("multimm ")
+        if not (found := multimm.verify(a, b, call(), dtype=dtype)):
+            raise WrongResultError(f"{case} by {name}: {found}")
+    calls[WIDE] = functools.partial(np.matmul, *wide)
+    exact = calls["multimm int64"]()
+    some = slice(0, n, max(1, n // 16))
+    if not np.array_equal(exact[some], np.matmul(wide[0][some], wide[1])):  # type: ignore[index]
+        raise WrongResultError(f"{case} by multimm int64 is not NumPy's product")
+    _record(bench, case, n, calls, WIDE, "exact")
+
+
+def _float64(bench: Bench, n: int) -> None:
+    import multimm
+
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((n, n)) for _ in range(2))
+    calls: dict[str, Call] = {
+        "multimm": functools.partial(multimm.matmul, a, b, precision="float64"),
+        "numpy.matmul": functools.partial(np.matmul, a, b),
+    }
+    if not (found := multimm.verify(a, b, calls["multimm"](), precision="float64")):
+        raise WrongResultError(f"float64 {n}: {found}")
+    _record(bench, f"float64 {n}", n, calls, "numpy.matmul", "float64")
+
+
+def _record(
+    bench: Bench, case: str, n: int, calls: dict[str, Call], peer: str, precision: str
+) -> None:
+    runs = bench.compare(calls)
+    for name, timed in runs.items():
+        bench.add(
+            f"dtypes {case}", name, (n, n, n), timed, flops=2 * n**3, precision=precision,
+            ratio_vs={peer: round(runs[peer].median / timed.median, 4)},
+        )  # fmt: skip
