@@ -1,0 +1,117 @@
+"""What residue_mma.cu does with the sums of the tensor cores: its own text, run on the CPU.
+
+The kernel as a whole needs a GPU. What stands behind the products is plain CUDA C++: residues of
+the sums, as bytes, and an exchange within four lanes that stores eight of a row at once.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from cuda_on_cpu.program import Buffer, KernelFault, Launch, Pointer, started
+
+from multimm.gpu.residues.moduli import MODULI, residues
+from multimm.gpu.runtime.kernel_source import kernel_text
+
+pytestmark = pytest.mark.slow
+
+COLUMNS, ROWS, THREADS = 64, 64, 128  # of the sums of a warpgroup
+EXTRA = 24  # bytes between two rows of D, at multiples of 8
+#: The kernel's sums are this at most: 2^15 products of 2^14.
+MOST = 2**29
+#: As the tensor cores leave them: a thread has two neighbours in each eight columns, of two rows.
+AROUND = """
+typedef long long index_t;
+constexpr int TILE_N = @COLUMNS, SUMS = TILE_N / 2;
+@FUNCTIONS
+extern "C" __global__ void epilogue(const int* sums, unsigned char* d, index_t ldd, int modulus,
+                                    float inverse) {
+  int own[SUMS];
+  const int thread = threadIdx.x, row = thread / 32 * 16 + thread % 32 / 4;
+  for (int i = 0; i < SUMS; ++i) {
+    const int column = i / 4 * 8 + thread % 4 * 2 + i % 2;
+    own[i] = sums[(row + i / 2 % 2 * 8) * TILE_N + column];
+  }
+  store(own, d + row * ldd, ldd, modulus, inverse);
+}
+"""
+#: Faults, of which each has to show: in the residue, in what lanes exchange, in where it is stored.
+FAULTS = (
+    ("if (r > half) r -= modulus;", ""),
+    ("if (r < -half) r += modulus;", ""),
+    ("inverse, ROUNDER", "0.999f * inverse, ROUNDER"),
+    ("right ? first : second, 2", "right ? first : second, 1"),
+    ("odd ? low : high, 1", "odd ? high : low, 1"),
+    ("const unsigned of_even = odd ? other : own", "const unsigned of_even = own"),
+    ("lower, upper, 0x7632", "lower, upper, 0x5410"),
+    ("2 * h;", "h;"),
+    ("pairs[2] | pairs[3] << 16", "pairs[3] | pairs[2] << 16"),
+    ("8 * h * ldd", "h * ldd"),
+    ("8 * (j + q)", "8 * j + q"),
+)
+
+
+def text(old: str = "", new: str = "") -> str:
+    """The functions behind the products, with a fault in them, and a kernel that calls them."""
+    source = kernel_text("residue_mma.cu", {"TILE_N": COLUMNS, "SLOTS": 4, "BAND": 16})
+    found = [
+        re.search(rf"^__device__ __forceinline__ \w+ {name}\(.*?^}}$", source, re.DOTALL | re.M)[0]
+        for name in ("residue", "exchanged", "store")
+    ]
+    functions = "\n".join(found)
+    assert not old or functions.count(old) == 1, f"plant the fault anew: {old}"
+    around = AROUND.replace("@COLUMNS", str(COLUMNS))
+    return around.replace("@FUNCTIONS", functions.replace(old, new))
+
+
+def sums(modulus: int, seed: int) -> np.ndarray:
+    """Some of any size; others half of a modulus, or next to it, beside a multiple of it."""
+    rng = np.random.default_rng(seed)
+    made = rng.integers(-MOST, MOST + 1, (ROWS, COLUMNS))
+    near = rng.random((ROWS, COLUMNS)) < 0.7
+    beside = made // modulus * modulus + modulus // 2 + rng.integers(-1, 3, (ROWS, COLUMNS))
+    made = np.where(near, beside, made)
+    made[rng.random((ROWS, COLUMNS)) < 0.1] //= 2**16
+    made[0, :4], made[63, 60:] = (0, MOST, -MOST, 1), (-1, modulus, -modulus, MOST - 1)
+    return np.clip(made, -MOST, MOST).astype(np.int32)
+
+
+def wrong(program) -> list[int]:
+    """The moduli of which some byte is wrong, or lies elsewhere."""
+    ldd, launches, expected = COLUMNS + EXTRA, [], []
+    for seed, modulus in enumerate(MODULI):
+        whole = sums(modulus, seed)
+        before = np.full((ROWS, ldd), 0x55, np.uint8)
+        after = before.copy()
+        after[:, :COLUMNS] = (residues(whole.astype(object), seed + 1)[seed] & 255).astype("u1")
+        expected.append(after)
+        arguments = [Pointer(0), Pointer(1), ldd, modulus, float(np.float32(1 / modulus))]
+        buffers = [Buffer.of(whole), Buffer.of(before.reshape(-1))]
+        launches.append(
+            Launch("epilogue", (1, 1, 1), THREADS, arguments, buffers, seed=seed,
+                   what=f"residues of {modulus}")
+        )  # fmt: skip
+    found = program.run(launches).buffers
+    return [
+        modulus for modulus, (_, d), after in zip(MODULI, found, expected, strict=True)
+        if not np.array_equal(d.spans[0].reshape(after.shape), after)
+    ]  # fmt: skip
+
+
+def test_residues_are_those_of_integers_and_lie_where_they_belong():
+    assert wrong(started(text()).result()) == []
+
+
+def test_each_planted_fault_is_found():
+    for fault in FAULTS:  # compiled beside each other
+        started(text(*fault))
+    missed = []
+    for fault in FAULTS:
+        try:
+            if not wrong(started(text(*fault)).result()):
+                missed.append(fault)
+        except KernelFault:  # stored beyond D, or not aligned
+            continue
+    assert missed == []
