@@ -22,6 +22,7 @@ from multimm.gpu.integers import gemm as integers
 from multimm.gpu.kernel_selection import Precision
 from multimm.gpu.library_gemm import module_of
 from multimm.gpu.problem import product_shape
+from multimm.gpu.strides import ProductShape
 from multimm.graph.block_task import Block
 from multimm.graph.streams import computing, own_stream
 from multimm.graph.tasks.dtype_check import DType, as_declared
@@ -267,27 +268,26 @@ def by_real_products(a: Block, b: Block, step: Step) -> bool:
     )
 
 
-def on_int8(a: Block, b: Block, step: Step) -> bool:
-    """Whether a large product of float64 may run on the INT8 tensor cores of a GPU."""
+def on_int8(a: Block, b: Block, step: Step) -> ProductShape | None:
+    """Sizes of a large product of float64 that may run on the INT8 tensor cores of a GPU."""
     float64 = {step.accumulate, step.dtype} == {"float64"}
     if not (float64 and is_cupy(a)) or step.precision == "ieee":
-        return False
+        return None
     scalars = step.alpha, step.beta
     if step.alpha == 0 or min(a.ndim, b.ndim) < 2 or any(isinstance(x, complex) for x in scalars):
-        return False
-    from multimm.gpu.residues import gemm as residues
-
-    shape = product_shape(a.shape, b.shape, step.trans_a, step.trans_b)
-    return residues.takes(a, b, shape.result, shape.k)
-
-
-def by_residues(a: Block, b: Block, partial: Block, c: Block, step: Step, *, lower: bool) -> Block:
-    """`gemm` there; None where cuBLAS has to compute it."""
-    if not on_int8(a, b, step):
         return None
     from multimm.gpu.residues import gemm as residues
 
     shape = product_shape(a.shape, b.shape, step.trans_a, step.trans_b)
+    return shape if residues.takes(a, b, shape.result, shape.k) else None
+
+
+def by_residues(a: Block, b: Block, partial: Block, c: Block, step: Step, *, lower: bool) -> Block:
+    """`gemm` there; None where cuBLAS has to compute it."""
+    if (shape := on_int8(a, b, step)) is None:
+        return None
+    from multimm.gpu.residues import gemm as residues
+
     beta = 0.0 if c is None else float(step.beta)
     return residues.gemm(
         a, b, shape.result, trans=(step.trans_a, step.trans_b), alpha=float(step.alpha), beta=beta,
@@ -297,7 +297,9 @@ def by_residues(a: Block, b: Block, partial: Block, c: Block, step: Step, *, low
 
 def computes_triangles(a: Block, step: Step) -> bool:
     """Whether products of a block and its transpose leave out what is above the diagonal."""
-    if is_packed(a) or (is_cupy(a) and (own_kernel(a, a, None, step) or on_int8(a, a, step))):
+    if is_packed(a) or (is_cupy(a) and own_kernel(a, a, None, step)):
+        return True
+    if on_int8(a, a, step) is not None:
         return True
     return integers.leaves_out(a, np.dtype(step.accumulate))
 
