@@ -239,6 +239,28 @@ def test_products_of_many_small_lazy_chunks_hold_no_more_than_dasks(kind, dtype)
         np.testing.assert_allclose(ours.compute(), theirs.compute())
 
 
+@pytest.mark.parametrize("kind", ["X W", "X' Y"])
+def test_a_process_says_how_little_it_holds_of_chunks_that_tasks_make(kind):
+    x = small_chunks()
+    a, b = {"X W": (x, np.ones((COLUMNS, 20))), "X' Y": (x.T, x[:, :20] + 1)}[kind]
+    with dask.config.set(scheduler="threads", num_workers=2):
+        plan, product = multimm.plan(a, b), multimm.matmul(a, b).sum()
+        product.compute()
+        assert peak_of(product) < plan.peak_bytes + 1_500_000
+        assert plan.peak_bytes < x.nbytes / 4
+
+
+@pytest.mark.parametrize("side", ["A", "B"])
+def test_an_array_in_memory_is_not_copied_for_one_that_tasks_make(side):
+    x = da.ones((400, 4000), chunks=(200, 200)).map_blocks(np.copy)
+    w = np.ones((4000, 400))
+    a, b = (w.T, x.T) if side == "A" else (x, w)
+    with dask.config.set(scheduler="threads", num_workers=2):
+        product = multimm.matmul(a, b)
+        np.testing.assert_array_equal(product.compute(), np.full((400, 400), 4000.0))
+        assert peak_of(product) < w.nbytes / 2
+
+
 @pytest.mark.slow
 def test_what_dask_puts_in_order_takes_no_more_than_of_dasks_product():
     """X' X of 10,000 chunks: in one chain of products, each depends on all chunks before."""

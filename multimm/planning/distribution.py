@@ -56,25 +56,22 @@ class Distribution:
         )
 
     @cached_property
-    def cuts_once(self) -> bool:
-        """Whether tasks of their own bring operands into these blocks.
+    def cut_apart(self) -> tuple[str, ...]:
+        """Those of `cut_again` that tasks of their own bring into these blocks.
 
         On one worker each product does so for itself, which takes no tasks, and none that all
-        products wait for. Among several, what is cut has to travel first; and what tasks make is
-        let go of as soon as it is cut.
+        products wait for. Among several, what is cut has to travel first; and of several chunks
+        that tasks make each is let go of as soon as it is cut.
         """
+        if self.grid.workers > 1 or self.packed:
+            return self.cut_again
         made = self.problem.awaited and not self.problem.in_one
-        return self.grid.workers > 1 or bool(self.packed) or made
-
-    @cached_property
-    def cut_apart(self) -> tuple[str, ...]:
-        """Those of `cut_again` that tasks of their own cut and join."""
-        return self.cut_again if self.cuts_once else ()
+        return tuple(role for role in self.cut_again if made and self.spec(role).blocks > 1)
 
     @cached_property
     def cut_within(self) -> tuple[str, ...]:
         """Those of `cut_again` that each product joins for itself."""
-        return () if self.cuts_once else self.cut_again
+        return tuple(role for role in self.cut_again if role not in self.cut_apart)
 
     @cached_property
     def rechunk(self) -> Rechunk:

@@ -439,6 +439,23 @@ class Schedule:
         return self.grid.rank(self.owner(*self.work.cell(self.row(flat, i), j)))
 
     @cached_property
+    def made_once(self) -> bool:
+        """Whether each chunk of operands that tasks make anywhere is for one product.
+
+        An operand that comes as a single chunk may be for all of them.
+        """
+        made = dict(zip("ab", self.problem.made_anywhere, strict=True))
+        beside = {"a": self.n_blocks, "b": self.m_blocks}
+        chunked = [role for role in self.roles if self.spec(role).blocks > 1]
+        return bool(chunked) and all(
+            made[role]
+            and len(beside[role]) == 1
+            and all(map(within, self.spec(role).chunks, self.operand_chunks(role)))
+            and all(len(share.users) == 1 for share in self.shares(role))
+            for role in chunked
+        )
+
+    @cached_property
     def fetched_c(self) -> int:
         """Bytes of a C in these blocks that are known to lie elsewhere than they are added."""
         spec, columns = self.spec("c"), len(self.n_blocks)

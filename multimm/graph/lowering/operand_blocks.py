@@ -58,7 +58,7 @@ class OperandBlocks:
                 self._read(key, operand, index, waits, owner, order)
         elif operand.in_sub_blocks:
             found = self._of_others(operand, index, owner, step)
-            if not layout.tiles.cuts_once:
+            if operand.role not in layout.tiles.cut_apart:
                 return found
             ((owner, (key,)),), sizes = found.inputs, found.sizes
         else:
@@ -98,7 +98,7 @@ class OperandBlocks:
         """A block of the array's own ones: made once, or given to each product in sub-blocks."""
         at = operand.role, index
         if at not in self.others:
-            if self.keys.layout.tiles.cuts_once:
+            if operand.role in self.keys.layout.tiles.cut_apart:
                 self.others[at] = self._joined(operand, index, owner, step)
             else:
                 self.others[at] = _in_sub_blocks(operand, index, owner, operand.key)

@@ -21,7 +21,6 @@ from multimm.planning.hardware import ClusterSpec
 from multimm.planning.schedule import SHORT, Schedule
 from multimm.planning.tiling.counts import MOST_ELEMENTS, bounds_blocks, most_of
 from multimm.planning.tiling.grid import Grid, ceil_div
-from multimm.planning.tiling.result_chunks import within
 
 #: Bytes of such operands that may lie in memory at once, what share of all that a worker
 #: multiplies, and how many times the least that any layout needs: arbitrary.
@@ -62,19 +61,7 @@ def as_queued(layout: Schedule, cluster: ClusterSpec) -> Schedule:
     when products are done. All that are pinned it sends at once.
     """
     several = layout.grid.workers > 1 and not layout.k_parts
-    if not several or not made_by_tasks(layout) or layout.spec("c").owners:
-        return layout
-    made = dict(zip("ab", layout.problem.made_anywhere, strict=True))
-    beside = {"a": layout.n_blocks, "b": layout.m_blocks}
-    chunked = [role for role in layout.roles if layout.spec(role).blocks > 1]
-    once = all(
-        made[role]
-        and len(beside[role]) == 1
-        and all(map(within, layout.spec(role).chunks, layout.operand_chunks(role)))
-        and all(len(share.users) == 1 for share in layout.shares(role))
-        for role in chunked
-    )
-    if not (chunked and once):
+    if not (several and made_by_tasks(layout) and layout.made_once) or layout.spec("c").owners:
         return layout
     return replace(layout, queued=True, band=ceil_div(len(layout.row_sizes), layout.grid.p_m))
 

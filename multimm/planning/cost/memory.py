@@ -9,6 +9,7 @@ from multimm.planning.cost.reading import held as held_by_reading
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.problem import BY_RESIDUES
 from multimm.planning.schedule import SHORT, WINDOW, Schedule
+from multimm.planning.tiling.counts import bounds_blocks
 from multimm.planning.tiling.grid import ceil_div
 from multimm.planning.tiling.result_chunks import within
 
@@ -36,11 +37,11 @@ def held(layout: Schedule, cluster: ClusterSpec) -> Held:
     p, each = layout.problem, crowd(layout, cluster)
     result = each * layout.work.most_kept
     at_once = each
-    if layout.queued:
+    if _made_when_due(layout, cluster):
         at_once = products_at_once(layout, cluster)
     elif layout.in_turn(cluster.workers):
         at_once = min(each, products_at_once(layout, cluster))
-    k_tiles = _k_tiles(layout, at_once)
+    k_tiles = _k_tiles(layout, cluster, at_once)
     stay = (
         _sums(layout, cluster) | k_tiles | _received(layout, cluster) | _changing(layout, cluster)
     )
@@ -146,12 +147,20 @@ def _sliced(layout: Schedule) -> int:
     return max(SLICED, min(SLICES, slices) * block * (slices > 1))
 
 
-def _k_tiles(layout: Schedule, each: int) -> Terms:
+def _made_when_due(layout: Schedule, cluster: ClusterSpec) -> bool:
+    """Whether Dask has chunks of operands made right before the one product that needs them.
+
+    In a process without workers it puts all tasks in order itself.
+    """
+    return layout.queued or (bounds_blocks(cluster) and layout.made_once)
+
+
+def _k_tiles(layout: Schedule, cluster: ClusterSpec, each: int) -> Terms:
     """Of k-tiles of the operands that `each` places of a worker need: none of it can be spilled."""
     terms: Terms = {}
-    if layout.queued:  # of each product, and of the next one
-        used = layout.operands.first_use.items()
-        return {f"{role.upper()} in use": WINDOW * each * size for role, size in used}
+    if _made_when_due(layout, cluster):  # of each product, and where Dask queues of the next one
+        ahead, used = WINDOW if layout.queued else 1, layout.operands.first_use.items()
+        return {f"{role.upper()} in use": ahead * each * size for role, size in used}
     for role, k_tile_bytes in layout.operands.in_use.items():
         at_once = min(layout.k_tiles_per_task, layout.steps)
         arrives = layout.operands.arrives(role)
@@ -230,7 +239,10 @@ def _kept(layout: Schedule, cluster: ClusterSpec, each: int, k_tiles: Terms) -> 
     for role, size in {} if layout.stream else layout.operands.kept.items():
         name, owner = role.upper(), each * size
         used = k_tiles.get(f"{name} in use", 0)
-        if layout.queued or _used_at_once(layout, cluster, role):
+        # What comes as a single chunk is for all products, from the first to the last.
+        chunked = layout.queued or layout.spec(role).blocks > 1
+        due = chunked and _made_when_due(layout, cluster)
+        if due or _used_at_once(layout, cluster, role):
             owner = min(owner, SHORT * int(used))
         if role in layout.operands.packed:
             elements = owner // layout.spec(role).itemsize
