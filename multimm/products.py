@@ -186,7 +186,8 @@ class Product(NamedTuple):
                 maker = maker_of(x)
                 if maker is None:
                     return None
-                spec = replace(spec, storage=maker.storage.T if turned else maker.storage)
+                stored = maker.storage
+                spec = replace(spec, storage=stored.T if stored and turned else stored)
             specs.append(spec)
         return replace(problem, a=specs[0], b=specs[1], rereadable=(True, True))
 

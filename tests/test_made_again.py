@@ -15,6 +15,7 @@ from distributed import Client
 from peaks import peak_of
 
 import multimm
+from multimm.errors import ShapeError
 from multimm.planning.spec import ClusterSpec, DeviceSpec
 
 #: A is m x k: 12.8 MB in float64, and B as large. C is 1.3 MB.
@@ -61,6 +62,21 @@ KINDS = {
     ),
     "computed": (lambda x, tmp_path: from_zarr(x, tmp_path) * 2 - 1, lambda x: x * 2 - 1),
     "map_blocks": (lambda x, tmp_path: from_zarr(x, tmp_path).map_blocks(np.sqrt), np.sqrt),
+    "less a row in memory": (lambda x, tmp_path: from_zarr(x, tmp_path) - x[0], lambda x: x - x[0]),
+    "less a row of chunks": (
+        lambda x, tmp_path: from_zarr(x, tmp_path) - da.from_array(x[0], chunks=CHUNK),
+        lambda x: x - x[0],
+    ),
+    "joined": (
+        lambda x, tmp_path: da.concatenate(
+            [from_zarr(x[:, :1000], tmp_path), from_zarr(x[:, 1000:], tmp_path)], axis=1
+        ),
+        lambda x: x,
+    ),
+    "sliced": (
+        lambda x, tmp_path: from_zarr(np.concatenate([x[:CHUNK], x]), tmp_path)[CHUNK:],
+        lambda x: x,
+    ),
     "a dtype that is not declared": (
         lambda x, tmp_path: from_zarr(x, tmp_path).map_blocks(np.float32, dtype="f8"), np.float32
     ),
@@ -91,6 +107,18 @@ def counted(shape, seed=0):
 
 
 @pytest.mark.usefixtures("little_memory")
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_array_in_memory_beside_an_operand_beyond_it(turned, tmp_path):
+    x, y = (np.random.default_rng(n).random(shape) for n, shape in enumerate(((M, K), (K, M))))
+    b = from_zarr(y, tmp_path) + 1
+    a, b, exact = (b.T, x.T, (y + 1).T @ x.T) if turned else (x, b, x @ (y + 1))
+    with dask.config.set(scheduler="threads", num_workers=2):
+        product = multimm.matmul(a, b)
+        np.testing.assert_allclose(product.compute(), exact)
+        assert min(peak_of(product) for _ in range(3)) < 0.8 * y.nbytes
+
+
+@pytest.mark.usefixtures("little_memory")
 def test_each_chunk_is_made_once_where_c_fits():
     (x, a), (y, b) = counted((M, K)), counted((K, M), 1)
     c = multimm.matmul(a, b).compute(scheduler="threads", num_workers=2)
@@ -107,6 +135,22 @@ def test_chunks_are_made_again_where_c_does_not_fit_and_never_more_often_than_by
     np.testing.assert_array_equal(ours.compute(scheduler="sync"), x.array @ y.array)
     most = max(max(source.reads.values()) for source in (x, y))
     assert 1 < most <= 1000 // CHUNK
+
+
+@pytest.mark.parametrize("budget", [MEMORY, 3_000_000])
+def test_chunks_that_dask_makes_once_are_made_once(budget, monkeypatch):
+    monkeypatch.setattr("multimm.products.local", lambda gpu: small(budget, threads=1))
+    made = Counter()
+
+    def part(*at):
+        made[at] += 1
+        return np.random.default_rng().random((CHUNK, CHUNK))  # another one each time
+
+    parts = [[dask.delayed(part)(i, j) for j in range(5)] for i in range(5)]
+    a = da.block([[da.from_delayed(x, (CHUNK, CHUNK), "f8") for x in row] for row in parts])
+    multimm.matmul(counted((1000, 1000))[1], a).compute(scheduler="sync")
+    assert len(made) == 25
+    assert {*made.values()} == {1}
 
 
 @pytest.mark.usefixtures("little_memory")
@@ -156,8 +200,39 @@ def test_copies_and_slices_of_such_a_product():
     assert sum(x.reads.values()) < (M // CHUNK) * (K // CHUNK)
 
 
+@pytest.mark.usefixtures("little_memory")
+@pytest.mark.parametrize(("wrong", "error"), [(lambda x: 1 / 0, ZeroDivisionError),
+                                              (lambda x: x[1:], ShapeError)])  # fmt: skip
+def test_an_error_says_which_chunk_was_to_be_made(wrong, error):
+    def change(x, block_id=None):
+        return wrong(x) if block_id == (1, 7) else x
+
+    a = counted((M, K))[1].map_blocks(change, dtype="f8", name="changed")
+    with pytest.raises(error) as raised:
+        multimm.matmul(a, counted((K, M))[1]).compute(scheduler="sync")
+    assert any("('changed', 1, 7)" in note for note in raised.value.__notes__)
+
+
 #: Nothing stops a worker that shares the memory of this process with all that was imported.
 UNWATCHED = {f"distributed.worker.memory.{at}": False for at in ("target", "spill", "pause")}
+
+
+@pytest.mark.parametrize("kind", ["a row", "an operand", "below an operand", "an argument"])
+def test_what_is_in_memory_on_workers_is_given_to_what_makes_chunks(kind, tmp_path):
+    x, y = (np.random.default_rng(n).random((1200, 1200)) for n in range(2))
+    a, b = from_zarr(x, tmp_path / "a"), from_zarr(y, tmp_path / "b")
+    with (
+        dask.config.set(UNWATCHED),
+        in_threads(2, 1, memory_limit="20MB") as cluster,
+        Client(cluster) as client,
+    ):
+        if kind == "a row":
+            a, x = a - da.from_array(x[0], chunks=CHUNK).persist(), x - x[0]
+        elif kind == "an argument":
+            a, x = a.map_blocks(np.multiply, client.scatter(3.0), dtype="f8"), 3 * x
+        else:
+            b, y = (b.persist(), y) if kind == "an operand" else (b.persist() + 1, y + 1)
+        np.testing.assert_allclose(multimm.matmul(a, b).compute(), x @ y)
 
 
 @pytest.mark.parametrize("kind", ["A B", "X' X"])

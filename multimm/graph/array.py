@@ -64,7 +64,7 @@ def build(
     if not layout.mirrors:
         goes_up = keys.uploaded("a" if a.name == b.name else "b")  # one array on both sides once
         operands.append(Operand("b", b, layout, step.trans_b, goes_up))
-    parents: list[Any] = [x.array for x in operands if x.reader is None or x.needs]
+    parents: list[Any] = [x.array for x in operands if x.needed]
     addend = None if c is None else Operand("c", c, layout, False, keys.uploaded("c"))
     if c is not None:
         parents.append(c)

@@ -5,20 +5,28 @@ comes of no other chunk. Dask's own product makes it anew for each block of C. B
 ours Dask's tasks make each chunk once; but they wait for nothing, and all chunks may be in memory
 at once. Where that is too much, tasks of the product make them as others read blocks of a file:
 when they are due, and again in the next row panel.
+
+Dask repeats what is computed chunk by chunk, and slices. Other tasks, such as those of
+`da.from_delayed`, it runs once, whatever needs what they make: so do we.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from math import prod
 from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask._task_spec import Task
+from dask._task_spec import Alias, GraphNode, Task, convert_legacy_graph
+from dask.array.chunk import getitem
 from dask.blockwise import Blockwise, optimize_blockwise
+from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph
 
 from multimm.gpu.arrays import is_cupy
 from multimm.graph.block_task import Block, Key, check_shape
@@ -29,6 +37,9 @@ from multimm.planning.tiling.rechunk import Index, Where, cuts_of, offsets, size
 
 #: Of what makes a chunk nobody knows how long it takes: as long as to decode one.
 _CODEC = "other"
+#: Tasks that need no other one, of all that make a chunk: what they make is in memory with it.
+#: Arbitrary: a chunk may be the sum of a few others, and is not the mean of a hundred.
+_FIRST = 4
 
 
 @dataclass(frozen=True)
@@ -38,21 +49,29 @@ class Maker:
     Parameters
     ----------
     tasks : dict
-        That make chunks, by index.
-    needs : tuple of Key
-        What each of the tasks is given: a file that is open, say.
+        That make chunks, by index: of each those that make nothing else, one after another. None
+        where the chunk is in memory.
     chunks : tuple of Blocks
     dtype : dtype
+    name : str
+        Of the array.
     """
 
-    tasks: Mapping[Index, Task]
-    needs: tuple[Key, ...]
+    tasks: Mapping[Index, tuple[GraphNode, ...]]
     chunks: tuple[Blocks, ...]
     dtype: DType
+    name: str
 
     @property
-    def storage(self) -> Storage:
+    def needs(self) -> tuple[Key, ...]:
+        """What the tasks are given: a file that is open, say, or a row that is subtracted."""
+        return (*dict.fromkeys(key for at in self.tasks for key in self._given(at)),)
+
+    @property
+    def storage(self) -> Storage | None:
         """For plans: each chunk is made as a whole, even if a part is needed."""
+        if not any(self.tasks.values()):
+            return None
         chunk, itemsize = tuple(map(max, self.chunks)), np.dtype(self.dtype).itemsize
         return Storage(chunk, itemsize, 2 * prod(chunk) * itemsize, codec=_CODEC)
 
@@ -67,14 +86,40 @@ class Maker:
         whole: Block = None
         for at, cut, to in cuts:
             size = size_of(self.chunks, at)
-            block = as_declared(self.tasks[at](values), self.dtype)
-            check_shape(block, size, self.tasks[at].key)
+            try:
+                block = as_declared(self._chunk(at, values), self.dtype)
+                check_shape(block, size)
+            except Exception as error:
+                error.add_note(f"chunk {self._key(at)!r} was to be made")
+                raise
             if len(cuts) == 1 and block[cut].shape == size:
                 return block
             if whole is None:
                 whole = np.empty([x.stop - x.start for x in where], block.dtype)
             whole[to] = block[cut]
         return whole
+
+    def _chunk(self, at: Index, values: Mapping[Key, Any]) -> Block:
+        """Each value is dropped once it was used: one task alone needs it."""
+        made = dict(values)
+        tasks = self.tasks[at]
+        for task in tasks:
+            own = {key: made[key] for key in task.dependencies}
+            for key in own.keys() - values.keys():
+                del made[key]
+            made[task.key] = task(own)
+        return made[self._key(at)]
+
+    def _key(self, at: Index) -> Key:
+        return (self.name, *at)
+
+    def _given(self, at: Index) -> Iterator[Key]:
+        tasks = self.tasks[at]
+        made = {task.key for task in tasks}
+        if not tasks:
+            yield self._key(at)
+        for task in tasks:
+            yield from sorted(task.dependencies - made, key=str)
 
     def _cuts(self, where: Where) -> list[tuple[Index, Where, Where]]:
         return list(cuts_of(self._offsets, where))
@@ -91,13 +136,51 @@ def maker_of(array: da.Array) -> Maker | None:
     """
     regular = all(size == sizes[0] for sizes in array.chunks for size in sizes[:-1])
     regular = regular and all(sizes[-1] <= sizes[0] for sizes in array.chunks if sizes)
-    if is_cupy(array._meta) or not regular or array.npartitions == 1:
+    annotated = any(layer.annotations for layer in array.dask.layers.values())
+    if is_cupy(array._meta) or not regular or annotated:
         return None
-    layer = optimize_blockwise(array.dask, keys=[array.name]).layers[array.name]
-    if not isinstance(layer, Blockwise) or layer.annotations:
+    keys = [*flatten(array.__dask_keys__())]
+    merged = optimize_blockwise(array.dask, keys=[array.name])
+    graph = convert_legacy_graph(merged.cull({*keys}))
+    users = Counter(key for node in graph.values() for key in node.dependencies)
+    tasks = {key[1:]: (*_alone(key, graph, users),) for key in keys}
+    if len(keys) == 1 and any(tasks.values()):  # made as a whole again and again
         return None
-    tasks = {at: layer[(array.name, *at)] for at in np.ndindex(*array.numblocks)}
-    needs = {task.dependencies for task in tasks.values()}
-    if len(needs) > 1:  # some of other chunks than others
+    repeated = all(_repeated(task, merged) for task in chain.from_iterable(tasks.values()))
+    if not repeated or not all(map(_few, tasks.values())):
         return None
-    return Maker(tasks, tuple(*needs), array.chunks, array.dtype)
+    maker = Maker(tasks, array.chunks, array.dtype, array.name)
+    return maker if _little(maker, graph, array) else None
+
+
+def _alone(key: Key, graph: Mapping[Key, GraphNode], users: Counter[Key]) -> list[GraphNode]:
+    """The tasks that make a chunk and nothing else, in the order in which they run."""
+    found: list[GraphNode] = []
+    left = [key]
+    while left:
+        node = graph.get(left.pop())  # of what is in memory of a cluster there is none
+        if isinstance(node, Task | Alias):
+            found.append(node)
+            left += [x for x in sorted(node.dependencies, key=str) if users[x] == 1]
+    return found[::-1]
+
+
+def _repeated(task: GraphNode, graph: HighLevelGraph) -> bool:
+    """Whether Dask itself would run a task again, or one that is as good as none."""
+    layer = graph.layers.get(str(task.key[0] if isinstance(task.key, tuple) else task.key))
+    sliced = isinstance(task, Alias) or getattr(task, "func", None) is getitem
+    return sliced or isinstance(layer, Blockwise)
+
+
+def _few(tasks: tuple[GraphNode, ...]) -> bool:
+    """Whether a chunk is made of few others."""
+    made = {task.key for task in tasks}
+    return sum(not task.dependencies & made for task in tasks) <= _FIRST
+
+
+def _little(maker: Maker, graph: Mapping[Key, GraphNode], array: da.Array) -> bool:
+    """Whether what several chunks need of tasks is no more than a row of blocks, such as a mean."""
+    shared = [key for key in maker.needs if isinstance(graph.get(key), Task | Alias)]
+    names = Counter(key[0] if isinstance(key, tuple) else key for key in shared)
+    most = min(max(array.numblocks), array.npartitions - 1)
+    return all(count <= most for count in names.values())

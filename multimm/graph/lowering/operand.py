@@ -92,9 +92,9 @@ class Operand:
         return maker_of(self.array) if again else None
 
     @property
-    def needs(self) -> tuple[Key, ...]:
-        """What its reader is given, of the array's graph."""
-        return () if self.reader is None else getattr(self.reader, "needs", ())
+    def needed(self) -> bool:
+        """Whether tasks need something of the array's graph, be it what its reader is given."""
+        return self.reader is None or bool(getattr(self.reader, "needs", ()))
 
     def reader_at(self, where: Where) -> Reader | None:
         """The reader for one rectangle: with no more than that needs, where it can tell."""

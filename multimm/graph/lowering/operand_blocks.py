@@ -80,11 +80,12 @@ class OperandBlocks:
         """A task that reads an operand block from its source, or brings it from host memory."""
         verb: Callable[..., Any] = read
         where = operand.where(index)
-        source: tuple[Any, ...] = operand.reader_at(where), where
+        reader = operand.reader_at(where)
+        source: tuple[Any, ...] = reader, where
         inputs: Inputs = ()
         more: dict[str, Any] = {}
-        if operand.needs:
-            more["given"] = List(*map(TaskRef, operand.needs))
+        if needs := getattr(reader, "needs", ()):
+            more["given"] = List(*map(TaskRef, needs))
         if operand.from_host:
             parts, inputs, _ = _in_sub_blocks(operand, index, owner, operand.source)
             verb, source = upload_sub_blocks, (parts,)
