@@ -246,7 +246,7 @@ def test_a_process_says_how_little_it_holds_of_chunks_that_tasks_make(kind):
     with dask.config.set(scheduler="threads", num_workers=2):
         plan, product = multimm.plan(a, b), multimm.matmul(a, b).sum()
         product.compute()
-        assert peak_of(product) < plan.peak_bytes + 1_500_000
+        assert peak_of(product) < plan.peak_bytes + x.nbytes / 10  # what Dask notes of tasks
         assert plan.peak_bytes < x.nbytes / 4
 
 
