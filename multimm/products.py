@@ -32,7 +32,7 @@ from multimm.graph.data_location import (
 from multimm.graph.lazy_views import Peeled, peel
 from multimm.graph.lowering.host_downloads import below_download
 from multimm.graph.lowering.operand import reader_of, storage_of
-from multimm.graph.made_again import maker_of
+from multimm.graph.made_again import maker_of, unsure
 from multimm.graph.same_values import same_values
 from multimm.graph.shared_reads import reads_of
 from multimm.graph.tasks import multiply
@@ -189,6 +189,8 @@ class Product(NamedTuple):
                 stored = maker.storage
                 spec = replace(spec, storage=stored.T if stored and turned else stored)
             specs.append(spec)
+        if unsure(self.a) & unsure(self.b):  # what both are made of is to be the same in both
+            return None
         return replace(problem, a=specs[0], b=specs[1], rereadable=(True, True))
 
     def _hosted(self, cluster: ClusterSpec) -> bool:

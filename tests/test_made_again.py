@@ -153,6 +153,22 @@ def test_chunks_that_dask_makes_once_are_made_once(budget, monkeypatch):
     assert {*made.values()} == {1}
 
 
+@pytest.mark.parametrize("budget", [MEMORY, 3_000_000])
+@pytest.mark.parametrize("product", [lambda x: (x.T, x), lambda x: (x.T, x + 1), lambda x: (x, x)])
+def test_what_both_operands_are_made_of_is_made_once(product, budget, monkeypatch):
+    monkeypatch.setattr("multimm.products.local", lambda gpu: small(budget, threads=1))
+    made = Counter()
+
+    def noise(block, block_id=None):
+        made[block_id] += 1
+        return np.random.default_rng().random(block.shape)  # another one each time
+
+    x = counted((1000, 1000))[1].map_blocks(noise, dtype="f8", meta=np.empty((0, 0)))
+    multimm.matmul(*product(x)).compute(scheduler="sync")
+    assert len(made) == 25
+    assert {*made.values()} == {1}
+
+
 @pytest.mark.usefixtures("little_memory")
 def test_a_gram_matrix_makes_each_chunk_once():
     x, a = counted((K, M))

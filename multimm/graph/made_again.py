@@ -7,11 +7,13 @@ at once. Where that is too much, tasks of the product make them as others read b
 when they are due, and again in the next row panel.
 
 Dask repeats what is computed chunk by chunk, and slices. Other tasks, such as those of
-`da.from_delayed`, it runs once, whatever needs what they make: so do we.
+`da.from_delayed`, it runs once, whatever needs what they make: so do we. So it does with what both
+operands are made of: see `unsure`.
 """
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,10 +25,11 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from dask._task_spec import Alias, GraphNode, Task, convert_legacy_graph
-from dask.array.chunk import getitem
+from dask.array.chunk import astype, getitem
+from dask.array.core import getter, getter_inline, getter_nofancy
 from dask.blockwise import Blockwise, optimize_blockwise
 from dask.core import flatten
-from dask.highlevelgraph import HighLevelGraph
+from dask.highlevelgraph import HighLevelGraph, Layer
 
 from multimm.gpu.arrays import is_cupy
 from multimm.graph.block_task import Block, Key, check_shape
@@ -40,6 +43,12 @@ _CODEC = "other"
 #: Tasks that need no other one, of all that make a chunk: what they make is in memory with it.
 #: Arbitrary: a chunk may be the sum of a few others, and is not the mean of a hundred.
 _FIRST = 4
+#: Functions, besides NumPy's ufuncs, that return the same of the same each time: more need not be
+#: known, for what is left out is made once.
+_SURE = (
+    getter, getter_nofancy, getter_inline, getitem, astype, np.transpose,
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.getitem,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -151,6 +160,27 @@ def maker_of(array: da.Array) -> Maker | None:
         return None
     maker = Maker(tasks, array.chunks, array.dtype, array.name)
     return maker if _little(maker, graph, array) else None
+
+
+def unsure(array: da.Array) -> set[str]:
+    """The layers that an array is made of whose tasks may return something else the next time."""
+    return {name for name, layer in array.dask.layers.items() if not all(map(_sure, _funcs(layer)))}
+
+
+def _funcs(layer: Layer) -> Iterator[Any]:
+    """The functions that its tasks call, but those that read a file of `multimm.io.open_array`."""
+    if hasattr(layer, "reader"):
+        return
+    if isinstance(layer, Blockwise):
+        yield layer.task.func
+        return
+    for task in layer.values():
+        if isinstance(task, Task):
+            yield task.func
+
+
+def _sure(func: Any) -> bool:
+    return isinstance(func, np.ufunc) or any(func is known for known in _SURE)
 
 
 def _alone(key: Key, graph: Mapping[Key, GraphNode], users: Counter[Key]) -> list[GraphNode]:
