@@ -293,9 +293,16 @@ MEMORY = (
     Fault(
         "workers make all chunks of an operand at once",
         "planning/candidates/read_ahead.py",
-        "if not (chunked and once):",
-        "if True:",
+        "if not (several and made_by_tasks(layout) and layout.made_once)",
+        "if True",
         "consumers -k on_workers",
+    ),
+    Fault(
+        "an impure operand is made anew in each row panel",
+        "products.py",
+        "if unsure(self.a) & unsure(self.b):",
+        "if False:",
+        "made_again -k once",
     ),
     Fault(
         "what the process holds already is planned with",
