@@ -42,7 +42,9 @@ def suites(quick: bool, gpu: bool) -> dict[str, Callable[[Bench], None]]:
     accurate = functools.partial(accuracy_float64.measure, gpu=gpu, **double)
     if not gpu:
         sizes: dict[str, Any] = (
-            {"integer_sizes": (64, 200), "float64_sizes": (64,)} if quick else {}
+            {"integer_sizes": (64, 200), "float64_sizes": (64,), "wide_sizes": (128,)}
+            if quick
+            else {}
         )
         dtypes_here = functools.partial(dtypes_on_cpu.measure, **sizes)
         return {"dtypes": dtypes_here, "accuracy": accurate, "python": python}

@@ -586,9 +586,16 @@ INTEGERS = (
     Fault(
         "integers: float sums leave the integers that float32 holds",
         "gpu/integers/float_blas.py",
-        "length = terms(most_a, most_b, held)",
-        "length = 2 * terms(most_a, most_b, held)",
+        "length = min(terms(end_a, end_b, held), longest",
+        "length = min(2 * terms(end_a, end_b, held), longest",
         "dtype -k exact or beyond",
+    ),
+    Fault(
+        "integers: a product of digits that counts is left out",
+        "gpu/integers/digits.py",
+        "if pair[-1] < bits]",
+        "if pair[-1] < bits - 16]",
+        "dtype -k wide",
     ),
     Fault(
         "integers: the tensor cores sum twice as much as float32 holds",

@@ -234,8 +234,9 @@ def test_wrong_products_on_cpus_are_not_recorded(monkeypatch):
 
     monkeypatch.setattr(multimm, "matmul", spoilt)
     for sizes, message in (
-        (((70,), ()), "int8 70 by multimm int32: WRONG"),
-        (((), (50,)), "float64 50: WRONG"),
+        (((70,), (), ()), "int8 70 by multimm int32: WRONG"),
+        (((), (50,), ()), "float64 50: WRONG"),
+        (((), (), (60,)), "int32 60: WRONG"),
     ):
         with pytest.raises(WrongResultError, match=message):
             dtypes_on_cpu.measure(bench, *sizes)

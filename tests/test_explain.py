@@ -124,7 +124,7 @@ def test_all_kinds_of_plans_are_readable(tmp_path):
         ("float128", {}, "by NumPy's own loops", "by NumPy's own loops"),
         ("int8", {"dtype": "int32"}, "exact modulo 2^32, on NumPy's BLAS, as float32", "FP16"),
         ("int8", {"dtype": "float32"}, "exact, rounded once to float32, on NumPy", "tensor cores"),
-        ("int64", {}, "exact modulo 2^64: NumPy's BLAS", "exact modulo 2^64: cuBLAS"),
+        ("int64", {}, "exact modulo 2^64, on NumPy's BLAS, as float64", "on cuBLAS, as float64"),
         ("bool", {}, "logical or of ands, by NumPy", "logical or of ands, by CuPy"),
     ],
 )

@@ -21,15 +21,19 @@ _COST = {
     "complex128": 8.0,
     **dict.fromkeys(("float96", "float128", "complex192", "complex256"), 550.0),
 }
-#: Wide integers have none either, unless their numbers are small, which no plan knows: 34 (int8) to
-#: 130 (int64) on the same core.
-_INTEGER_COST = 50.0
+#: An OR of bool has none either.
+_BOOL_COST = 50.0
 #: Narrow integers go to units of floats (`multimm.gpu.integers`), by their format. Converting and
 #: adding included they take 0.9 to 1.3 times as long as sgemm and dgemm (4000 squares, two cores
 #: that others used, too). Tensor cores take as long as for packed TF32 (H100: 650 TFLOP/s of both).
 _EXACT_COST = {"tf32": 0.09, "float32": 1.25, "float64": 2.5}
+#: Wide ones by bytes of a sum, in digits; how large their numbers are no plan knows. Of small ones
+#: products take as long as in float64 (2000 and 4000 squares on one core of an x86 server).
+_DIGITS_COST = {4: 7.7, 8: 15.5}
 #: Of these, those of tensor cores, whose operands each product packs for itself.
 ON_TENSOR_CORES = "tf32"
+#: And those of wide integers (`multimm.gpu.integers.digits`).
+DIGITS = "digits"
 #: The precision of float64 blocks that each product packs as residues (`multimm.gpu.residues`).
 BY_RESIDUES = "float64"
 #: The same of packed blocks, by precision (H200: 184, 597 and 95 TFLOP/s).
@@ -72,8 +76,9 @@ class Problem:
         The precision for which blocks are packed for tensor cores, where they are large
         enough; empty if they never are.
     exact : str
-        The format in which narrow integers are multiplied exactly, ``"tf32"`` on tensor cores;
-        empty for all other operands.
+        The format in which integers are multiplied exactly, ``"tf32"`` on tensor cores, and
+        ``"digits"`` for wide ones, which may be cut into several numbers of float64; empty for all
+        other operands.
     symmetric : bool
         B is the transpose of A itself: the same values, not just the same shape.
     same : str
@@ -266,10 +271,12 @@ class Problem:
     @property
     def relative_cost(self) -> float:
         """Time of one multiply-add beside a float32 one on the same device."""
+        if self.exact == DIGITS:
+            return _DIGITS_COST.get(self.sum_bytes, _EXACT_COST["float64"])
         if self.exact:
             return _EXACT_COST[self.exact]
-        if self.accumulate.startswith(("int", "uint", "bool")):
-            return _INTEGER_COST
+        if self.accumulate == "bool":
+            return _BOOL_COST
         if self.packs:
             return _PACKED_COST[self.pack] * self.real_products
         if self.pack == BY_RESIDUES:  # the GPUs that have them multiply float64 as fast as float32

@@ -3,55 +3,82 @@
 NumPy multiplies integers by loops, 34 to 130 times slower than float32 (`planning.problem`), and
 CuPy by a kernel without tensor cores. A float product of the same numbers is exact as long as no
 sum can leave the integers that its format holds. So k is cut where one could, and what the
-stretches make is added in integers.
+stretches make is added in integers. Numbers too large for that are cut themselves, into `digits`.
 
-How long a stretch may be depends on the largest elements that there are: reading them takes a pass
-over the operands, which is little beside a product.
+How long a stretch may be, and what has digits, depends on the largest elements that there are:
+reading them takes a pass over the operands, which is little beside a product.
 """
 
 from __future__ import annotations
 
+import itertools
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from multimm.gpu.integers import digits
 from multimm.gpu.integers.bounds import HELD, magnitude, terms
+from multimm.gpu.integers.digits import WHOLE, Digits
 
 Array = Any
 DType = np.dtype[Any]
 
-#: float32 is twice as fast as float64, and its sums are added more often: of so short stretches as
-#: often as it saves (uint8 at 4000 on two cores of an x86 server).
-LEAST = {"float32": 128, "float64": 32}
-#: Longer stretches are no faster, and their operands take more memory as floats: arbitrary.
-MOST = 4096
+#: Time of a product of so many bytes beside one in float64, and how many terms are multiplied while
+#: a sum is converted and added (one core of an x86 server: 130 to 160).
+SPEED, ADDING = {"float32": 0.5, "float64": 1.0}, 150
+#: Terms of a stretch, at least: shorter ones are added for longer than they save.
+LEAST = 32
+#: Longer stretches are no faster, and their operands take more memory as floats, digits more than
+#: whole numbers: arbitrary.
+MOST, MOST_IN_DIGITS = 4096, 1024
 #: Multiply-adds below which NumPy's own loop is done before operands are looked at: arbitrary.
 SMALL = 2**15
+#: The shortest side of a product, and its multiply-adds, from which on digits are worth their
+#: conversion (int64 and int32 on one core of an x86 server).
+SIDE, SMALL_IN_DIGITS = 32, 2**20
 #: Elements that are converted at a time when stretches are added: they stay in the cache.
 STRIP = 2**17
 
 
-def stretches(most_a: int, most_b: int, k: int) -> tuple[str, int] | None:
-    """The format to multiply in and the length of a stretch; None if none is worth it.
+class Cut(NamedTuple):
+    """The format that a library multiplies in, terms of a stretch, and the operands' digits."""
+
+    format: str
+    length: int
+    a: Digits
+    b: Digits
+
+
+def cut(most_a: int, most_b: int, k: int, bits: int = 0) -> Cut | None:
+    """The fastest way to an exact product, None if there is none.
 
     Parameters
     ----------
     most_a, most_b : int
         Largest absolute values of the operands.
     k : int
+    bits : int, optional
+        The product is one modulo 2^bits, so that numbers may be cut into digits.
 
-    >>> stretches(128, 128, 9000), stretches(1, 2, 9000), stretches(2**15, 2**15, 9000)
-    (('float32', 1024), ('float32', 4096), ('float64', 4096))
-    >>> stretches(2**31, 2**31, 9000) is None
-    True
+    >>> [cut(x, x, 9000)[:2] for x in (128, 2**15)], cut(2**31, 2**31, 9000)
+    ([('float32', 1024), ('float64', 4096)], None)
+    >>> cut(2**63, 2**63, 9000, bits=64)
+    Cut(format='float64', length=1024, a=Digits(bits=22, count=3), b=Digits(bits=22, count=3))
     """
-    for name, held in HELD.items():
-        length = terms(most_a, most_b, held)
+    ways = [(WHOLE, WHOLE, most_a, most_b, MOST)]
+    if bits:
+        choices = itertools.product(*(digits.choices(x, bits) for x in (most_a, most_b)))
+        ways += [(a, b, a.most, b.most, MOST_IN_DIGITS) for a, b in choices]
+    options = []
+    for (a, b, end_a, end_b, longest), (name, held) in itertools.product(ways, HELD.items()):
+        length = min(terms(end_a, end_b, held), longest, max(1, k))
         # A float holds the factors, too.
-        if max(most_a, most_b) <= held and length >= min(k, LEAST[name]):
-            return name, min(length, MOST, max(1, k))
-    return None
+        if max(end_a, end_b) <= held and length >= min(k, LEAST):
+            products = len(digits.pairs(a, b, bits)) if bits else 1
+            seconds = products * SPEED[name] * (1 + ADDING / length)
+            options.append((seconds, Cut(name, length, a, b)))
+    return min(options, key=lambda option: option[0])[1] if options else None
 
 
 def largest(x: Array) -> int:
@@ -86,37 +113,41 @@ def product(
     dtype : dtype
         Integers, or floats: of the sums that are added up, modulo 2^bits or rounded.
     """
-    k, cut = left.shape[-1], None
-    if shape[-2] * shape[-1] * k > SMALL and dtype.kind != "c":
-        cut = stretches(most(xp, left), most(xp, right), k)
-    if cut is None:
+    (m, n), k, bits = shape[-2:], left.shape[-1], 8 * dtype.itemsize
+    found = None
+    if m * n * k > SMALL and dtype.kind != "c":
+        modular = dtype.kind in "iu" and min(m, n, k) >= SIDE and m * n * k >= SMALL_IN_DIGITS
+        found = cut(most(xp, left), most(xp, right), k, bits if modular else 0)
+    if found is None:
         left, right = left.astype(dtype, copy=False), right.astype(dtype, copy=False)
         return xp.matmul(left, right).astype(dtype, copy=False)
-    name, length = cut
     total: Array = None
-    for start in range(0, k, length):
-        at = slice(start, start + length)
-        part = xp.matmul(left[..., at].astype(name), right[..., at, :].astype(name))
-        if total is None:
-            total = _converted(part, dtype)
-        else:
-            _add(xp, total, part)
+    for start in range(0, k, found.length):
+        at = slice(start, start + found.length)
+        a = digits.split(left[..., at], found.a, bits, found.format)
+        b = digits.split(right[..., at, :], found.b, bits, found.format)
+        for i, j, weight in digits.pairs(found.a, found.b, bits):
+            total = _sum(xp, total, xp.matmul(a[i], b[j]), dtype, weight)
     return total
 
 
-def _converted(part: Array, dtype: DType) -> Array:
+def _converted(part: Array, dtype: DType, weight: int = 0) -> Array:
     """Exact floats as `dtype`: what it cannot hold modulo 2^bits, which is undefined for floats."""
     if dtype.kind in "iu":
         part = part.astype(np.int32 if part.dtype.itemsize == 4 else np.int64)
-    return part.astype(dtype, copy=False)
+    part = part.astype(dtype, copy=False)
+    return part << weight if weight else part
 
 
-def _add(xp: ModuleType, total: Array, part: Array) -> None:
-    """Add to what nobody else holds."""
+def _sum(xp: ModuleType, total: Array, part: Array, dtype: DType, weight: int = 0) -> Array:
+    """The total, that nobody else holds, with 2^weight times a part added; at first the part."""
+    if total is None:
+        return _converted(part, dtype, weight)
     if xp is not np:
-        total += _converted(part, total.dtype)
-        return
+        total += _converted(part, dtype, weight)
+        return total
     to, of = total.reshape(-1), part.reshape(-1)
     for start in range(0, to.size, STRIP):
         at = slice(start, start + STRIP)
-        to[at] += _converted(of[at], to.dtype)
+        to[at] += _converted(of[at], dtype, weight)
+    return total

@@ -2,7 +2,7 @@
 
 On GPUs with tensor cores integers that FP16 carries go there (`tensor_cores`), and large products
 of others of 16 bits as bytes (`in_bytes`); all else is multiplied by the float products of NumPy or
-CuPy in stretches (`float_blas`).
+CuPy in stretches (`float_blas`), in digits where they are too large (`digits`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ DType = np.dtype[Any]
 
 #: The precision of `multimm.gpu.emulated` whose one product of FP16 numbers integers use.
 TENSOR_CORES = "tf32"
+#: Instead of a format, of wide integers: float64, if need be in digits.
+DIGITS = "digits"
 
 
 def takes(a: DType, b: DType, sums: DType) -> bool:
@@ -29,19 +31,23 @@ def takes(a: DType, b: DType, sums: DType) -> bool:
 
 
 def format_of(a: DType, b: DType, k: int, sums: DType, tensor_cores: bool) -> str:
-    """The format that narrow integers are multiplied in, as far as dtypes tell; empty for others.
+    """The format that integers are multiplied in, as far as dtypes tell; empty for all else.
 
-    >>> int8, int16 = np.dtype("int8"), np.dtype("int16")
+    >>> int8, int16, int64 = (np.dtype(name) for name in ("int8", "int16", "int64"))
     >>> format_of(int8, int8, 9000, int8, True), format_of(int8, int16, 9000, int8, False)
     ('tf32', 'float64')
+    >>> format_of(int8, int64, 9000, int64, True)
+    'digits'
     """
-    if not (is_narrow(a) and is_narrow(b) and takes(a, b, sums)):
+    if not takes(a, b, sums):
         return ""
+    if not (is_narrow(a) and is_narrow(b)):
+        return "" if sums.kind == "f" else DIGITS
     most = magnitude(a), magnitude(b)
     if tensor_cores and max(most) <= FP16:
         return TENSOR_CORES
-    cut = float_blas.stretches(*most, k)
-    return "" if cut is None else cut[0]
+    cut = float_blas.cut(*most, k)
+    return "" if cut is None else cut.format
 
 
 def product(

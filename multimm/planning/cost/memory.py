@@ -27,7 +27,8 @@ IN_FLIGHT = 2
 SLICED, SLICED_SHARE, SLICES = 2**26, 16, 63
 #: Of an exact product of integers: bytes of an element, and of a sum, of the format that it is
 #: computed in; and how much of k is converted at a time (`multimm.gpu.integers.float_blas.MOST`).
-EXACT_BYTES, EXACT_K = {"tf32": 4, "float32": 4, "float64": 8}, 4096
+#: Digits are more numbers of a shorter k.
+EXACT_BYTES, EXACT_K = {"tf32": 4, "float32": 4, "float64": 8, "digits": 8}, 4096
 
 
 # Cuts that differ on paper are often the same blocks.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multimm.planning.problem import DIGITS
 from multimm.planning.schedule import Schedule
 
 #: Of operands that are packed for the tensor cores.
@@ -19,16 +20,16 @@ def arithmetic(layout: Schedule, precision: str, *, gpu: bool) -> str:
     """What computes the block products of a schedule on GPUs or CPUs, and how exactly."""
     p = layout.problem
     sums, blas = p.accumulate, "cuBLAS" if gpu else "NumPy's BLAS"
+    if p.exact == DIGITS:
+        return (
+            f"{_exact(p.dtype)}, on {blas}, as float64, in ranges of k that round nothing; numbers "
+            "too large for that in digits, which takes several times as long"
+        )
     if p.exact:
         units = {"tf32": "tensor cores, as FP16"}.get(p.exact, f"{blas}, as {p.exact}")
         return f"{_exact(p.dtype)}, on {units}, in ranges of k that round nothing"
     if sums == "bool":
         return f"logical or of ands, by {'CuPy' if gpu else 'NumPy'}, without BLAS"
-    if sums.startswith(("int", "uint")):
-        return (
-            f"{_exact(p.dtype)}: {blas}, in ranges of k that round nothing, where the numbers are "
-            "small; else integer loops, many times slower"
-        )
     if sums in _WIDE:
         return f"{sums}, by NumPy's own loops, without BLAS"
     if sums == "float64" and p.packs:
