@@ -124,11 +124,24 @@ def test_wide_integers_of_any_size_wrap_around_as_numpys(dtypes, fewer, extreme,
     same(multimm.gemm(3, x.T, da.from_array(y, 80), trans_a=True, slabs=55).compute(), 3 * (x @ y))
 
 
+@pytest.mark.parametrize("share", [0, 0.0003, 0.02, 1])
+def test_bool_is_an_or_of_ands(share):
+    """Of no, few and all terms, in k that is multiplied in several pieces."""
+    rng = np.random.default_rng(5)
+    x, y = rng.random((40, 9000)) < share, rng.random((9000, 35)) < share
+    same(multimm.matmul(x, y), x @ y)
+    same(multimm.matmul(da.from_array(x, 5000), da.from_array(y, 5000)).compute(), x @ y)
+    c = rng.random((40, 35)) < 0.5
+    same(multimm.gemm(1, x, y, 1, c), (x @ y) | c)
+
+
 @pytest.mark.alone
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("dtype", ["bool", "int32", "int64"])
 def test_large_integers_are_multiplied_much_faster_than_by_numpy(dtype):
     rng = np.random.default_rng(3)
-    x, y = numbers(rng, (600, 600), dtype), numbers(rng, (600, 600), dtype)
+    x, y = (numbers(rng, (600, 600), dtype) for _ in range(2))
+    if dtype == "bool":  # NumPy looks no further than for a term that is True
+        x &= rng.random(x.shape) < 0.001
     seconds = {}
     for multiply in (multimm.matmul, np.matmul):
         begin = time.thread_time()

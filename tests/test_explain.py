@@ -125,7 +125,7 @@ def test_all_kinds_of_plans_are_readable(tmp_path):
         ("int8", {"dtype": "int32"}, "exact modulo 2^32, on NumPy's BLAS, as float32", "FP16"),
         ("int8", {"dtype": "float32"}, "exact, rounded once to float32, on NumPy", "tensor cores"),
         ("int64", {}, "exact modulo 2^64, on NumPy's BLAS, as float64", "on cuBLAS, as float64"),
-        ("bool", {}, "logical or of ands, by NumPy", "logical or of ands, by CuPy"),
+        ("bool", {}, "logical or of ands, on NumPy's BLAS", "logical or of ands, on cuBLAS"),
     ],
 )
 def test_it_says_how_each_dtype_is_computed(dtype, asked, cpu, gpu):

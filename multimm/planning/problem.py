@@ -21,8 +21,6 @@ _COST = {
     "complex128": 8.0,
     **dict.fromkeys(("float96", "float128", "complex192", "complex256"), 550.0),
 }
-#: An OR of bool has none either.
-_BOOL_COST = 50.0
 #: Narrow integers go to units of floats (`multimm.gpu.integers`), by their format. Converting and
 #: adding included they take 0.9 to 1.3 times as long as sgemm and dgemm (4000 squares, two cores
 #: that others used, too). Tensor cores take as long as for packed TF32 (H100: 650 TFLOP/s of both).
@@ -275,8 +273,6 @@ class Problem:
             return _DIGITS_COST.get(self.sum_bytes, _EXACT_COST["float64"])
         if self.exact:
             return _EXACT_COST[self.exact]
-        if self.accumulate == "bool":
-            return _BOOL_COST
         if self.packs:
             return _PACKED_COST[self.pack] * self.real_products
         if self.pack == BY_RESIDUES:  # the GPUs that have them multiply float64 as fast as float32

@@ -111,7 +111,7 @@ def product(
     shape : tuple of int
         Of the result; not empty, and neither is k.
     dtype : dtype
-        Integers, or floats: of the sums that are added up, modulo 2^bits or rounded.
+        Integers, floats or bool: of the sums that are added up, modulo 2^bits, rounded, or OR.
     """
     (m, n), k, bits = shape[-2:], left.shape[-1], 8 * dtype.itemsize
     found = None
@@ -132,7 +132,10 @@ def product(
 
 
 def _converted(part: Array, dtype: DType, weight: int = 0) -> Array:
-    """Exact floats as `dtype`: what it cannot hold modulo 2^bits, which is undefined for floats."""
+    """Exact floats as `dtype`: what it cannot hold modulo 2^bits, which is undefined for floats.
+
+    As bool, whether they are not zero.
+    """
     if dtype.kind in "iu":
         part = part.astype(np.int32 if part.dtype.itemsize == 4 else np.int64)
     part = part.astype(dtype, copy=False)

@@ -26,8 +26,8 @@ DIGITS = "digits"
 
 
 def takes(a: DType, b: DType, sums: DType) -> bool:
-    """Whether it is a product of integers that are added: of bool as bool they are not."""
-    return is_integer(a) and is_integer(b) and sums.kind in "iuf"
+    """Whether it is a product of integers, or of bool: an OR is a sum that is not zero."""
+    return is_integer(a) and is_integer(b) and sums.kind in "iufb"
 
 
 def format_of(a: DType, b: DType, k: int, sums: DType, tensor_cores: bool) -> str:
@@ -44,7 +44,7 @@ def format_of(a: DType, b: DType, k: int, sums: DType, tensor_cores: bool) -> st
     if not (is_narrow(a) and is_narrow(b)):
         return "" if sums.kind == "f" else DIGITS
     most = magnitude(a), magnitude(b)
-    if tensor_cores and max(most) <= FP16:
+    if tensor_cores and max(most) <= FP16 and sums.kind != "b":
         return TENSOR_CORES
     cut = float_blas.cut(*most, k)
     return "" if cut is None else cut.format
@@ -75,14 +75,14 @@ def product(
     shape : tuple of int
         Of the result; not empty.
     sums : dtype
-        Of the result: integers, modulo 2^bits, or floats.
+        Of the result: integers, modulo 2^bits, floats, or bool.
     partial : array of `shape` and dtype `sums`, optional
     final : dtype, optional
         That the result is converted to next, if it is nothing else: it may be that already.
     lower : bool, optional
         What is above the diagonal is not asked for: it may be anything.
     """
-    if xp is not np:
+    if xp is not np and sums.kind != "b":
         from multimm.gpu.integers import in_bytes, tensor_cores
 
         if tensor_cores.able(a, b):
@@ -102,7 +102,7 @@ def product(
 
 def leaves_out(a: Array, sums: DType) -> bool:
     """Whether a product of an array and its transpose is computed below the diagonal alone."""
-    if not (is_cupy(a) and takes(a.dtype, a.dtype, sums)):
+    if not (is_cupy(a) and takes(a.dtype, a.dtype, sums)) or sums.kind == "b":
         return False
     from multimm.gpu.integers import tensor_cores
 

@@ -20,6 +20,8 @@ def arithmetic(layout: Schedule, precision: str, *, gpu: bool) -> str:
     """What computes the block products of a schedule on GPUs or CPUs, and how exactly."""
     p = layout.problem
     sums, blas = p.accumulate, "cuBLAS" if gpu else "NumPy's BLAS"
+    if sums == "bool":
+        return f"logical or of ands, on {blas}, as sums in {p.exact} that are not zero"
     if p.exact == DIGITS:
         return (
             f"{_exact(p.dtype)}, on {blas}, as float64, in ranges of k that round nothing; numbers "
@@ -28,8 +30,6 @@ def arithmetic(layout: Schedule, precision: str, *, gpu: bool) -> str:
     if p.exact:
         units = {"tf32": "tensor cores, as FP16"}.get(p.exact, f"{blas}, as {p.exact}")
         return f"{_exact(p.dtype)}, on {units}, in ranges of k that round nothing"
-    if sums == "bool":
-        return f"logical or of ands, by {'CuPy' if gpu else 'NumPy'}, without BLAS"
     if sums in _WIDE:
         return f"{sums}, by NumPy's own loops, without BLAS"
     if sums == "float64" and p.packs:
