@@ -415,6 +415,7 @@ def test_plan_that_does_not_fit_is_shown_and_refused(cli):
 
 def test_help_and_version(cli):
     assert "matmul" in cli("--help").output
+    assert "..." not in cli("--help").output.partition("Commands:")[2]  # each line is whole
     assert cli("--version").output == f"multimm, version {multimm.__version__}\n"
     for name in ("matmul", "plan", "demo", "doctor", "tune", "report"):
         result = cli(name, "--help")

@@ -16,7 +16,7 @@ from multimm.errors import printable
 WIDTH = 160
 
 
-@click.command()
+@click.command(short_help="Time products, beside other systems.")
 @click.option("--gpus", metavar="N,...", help="GPU counts. Default: 1,2,4,8 as far as there are.")
 @click.option("--workers", metavar="N,...", help="Counts of CPU workers instead of GPUs.")
 @click.option(

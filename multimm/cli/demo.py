@@ -27,7 +27,7 @@ EDGE = {"cpu": 4096, "gpu": 32768}
 MEMORY_SHARE = 0.25
 
 
-@click.command()
+@click.command(short_help="Plan, compute and check two products here.")
 @click.option("--size", type=int, metavar="N", help="Edge of the random product.")
 @click.option("--keep", metavar="DIR", help="Keep the files here. Default: a temporary folder.")
 @add(*KIND)

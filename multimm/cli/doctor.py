@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 COLOURS = {"problem": "red", "note": "yellow"}
 
 
-@click.command()
+@click.command(short_help="Show what is installed, and what is missing.")
 @DEBUG
 def doctor() -> None:
     """Show GPUs, driver, links and versions, and what does not fit together.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 BLOCKS_PER_WORKER = 32
 
 
-@click.command()
+@click.command(short_help="Multiply two matrices in files, block by block.")
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @click.option(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOST_BLOCKS = 10**6
 
 
-@click.command()
+@click.command(short_help="Say how long a product takes, and how much memory.")
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B", required=False)
 @click.argument("more", metavar="[C ...]", nargs=-1)

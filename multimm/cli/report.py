@@ -11,7 +11,7 @@ from multimm.cli.terminal import say
 from multimm.errors import OptionError, how_to_install
 
 
-@click.command()
+@click.command(short_help="Write tables and figures of the benchmarks.")
 @click.option(
     "-o",
     "--output",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from multimm.cluster.calibration.store import Rates
 
 
-@click.command()
+@click.command(short_help="Measure the workers, for later plans.")
 @add(*CLUSTER)
 @DEBUG
 def tune(**options: Any) -> None:
