@@ -105,8 +105,9 @@ def open_array(
         that number is read. ``valid_range``, ``valid_min`` or ``valid_max``: values outside are
         read, too. The ``fill_value`` of Zarr itself is what unwritten chunks hold; in
         Zarr 2 xarray has it stand for missing values as well.
-        Changes go unnoticed of remote objects without a tag or a time of their last change, and
-        of the chunks of a Zarr array over HTTP with more than 4096 of them.
+    UserWarning
+        Changes would go unnoticed: of remote objects without a tag or a time of their last change,
+        and of the chunks of a Zarr array over HTTP with more than 4096 of them.
     """
     check_query_planning("what open_array gives")
     matrix = files.inspect(files.locate(path, dataset, outside=outside))

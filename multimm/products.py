@@ -217,7 +217,7 @@ class Product(NamedTuple):
         return scheme if able and narrow else ""
 
     def _exact(self, cluster: ClusterSpec, gpu: bool) -> str:
-        """The format that narrow integers are multiplied in, empty for other operands."""
+        """The format that integers are multiplied in (`format_of`), empty for other operands."""
         able = gpu and all(TENSOR_CORES in device.packs for device in cluster.devices)
         return format_of(
             _dtype(self.a), _dtype(self.b), self._k, named_dtype(self.step.accumulate), able

@@ -190,7 +190,7 @@ def _product(
 ) -> Array:
     """op(A) @ op(B) + P in `dtype`, as an array that nobody else holds.
 
-    `more` is what `integers.product` takes, P among it.
+    `more` is what `integers.gemm.product` takes, P among it.
     """
     k = a.shape[-2 if trans[0] else -1]
     if 0 in (*shape, k):

@@ -1,1 +1,1 @@
-"""Dask graphs of block products; the only code that knows Dask's internals."""
+"""Dask graphs of block products. Dask's internals are known here, and in `multimm.cluster`."""

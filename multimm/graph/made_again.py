@@ -1,14 +1,15 @@
 """Operands whose chunks a product may make itself, when it needs them.
 
 A chunk of `da.from_zarr`, of an array of xarray, or of what is computed of these chunk by chunk,
-comes of no other chunk. Dask's own product makes it anew for each block of C. Behind a product of
+needs no other chunk. Dask's own product makes it anew for each block of C. Behind a product of
 ours Dask's tasks make each chunk once; but they wait for nothing, and all chunks may be in memory
-at once. Where that is too much, tasks of the product make them as others read blocks of a file:
-when they are due, and again in the next row panel.
+at once. Where that is too much (`products.Product._made_again`), tasks of the product make them as
+others read blocks of a file: when their k-tile is due, and again in the next row panel.
 
-Dask repeats what is computed chunk by chunk, and slices. Other tasks, such as those of
-`da.from_delayed`, it runs once, whatever needs what they make: so do we. So it does with what both
-operands are made of: see `unsure`.
+Only what Dask itself would run again may be made again: what it computes chunk by chunk, and
+slices. Other tasks, such as those of `da.from_delayed`, it runs once, however many tasks need what
+they return, and so do we. It also makes once what both operands are made of: there `unsure` finds
+functions that may return something else the next time, and such products are left to Dask.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from multimm.planning.matrix import Storage
 from multimm.planning.tiling.grid import Blocks
 from multimm.planning.tiling.rechunk import Index, Where, cuts_of, offsets, size_of
 
-#: Of what makes a chunk nobody knows how long it takes: as long as to decode one.
+#: How long it takes to make a chunk nobody knows: plans assume the time to decode one.
 _CODEC = "other"
-#: Tasks that need no other one, of all that make a chunk: what they make is in memory with it.
-#: Arbitrary: a chunk may be the sum of a few others, and is not the mean of a hundred.
+#: Tasks that begin a chunk, needing no other of its tasks, at most: what each returns is in memory
+#: at once. Arbitrary: a chunk may be the sum of a few others, but not the mean of a hundred.
 _FIRST = 4
-#: Functions, besides NumPy's ufuncs, that return the same of the same each time: more need not be
-#: known, for what is left out is made once.
+#: Functions, besides NumPy's ufuncs, that return the same of the same arguments each time. The list
+#: need not be complete: operands made by others are made once.
 _SURE = (
     getter, getter_nofancy, getter_inline, getitem, astype, np.transpose,
     operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.getitem,
@@ -58,8 +59,8 @@ class Maker:
     Parameters
     ----------
     tasks : dict
-        That make chunks, by index: of each those that make nothing else, one after another. None
-        where the chunk is in memory.
+        By index of a chunk: the tasks that make it and nothing else, in the order in which they
+        run. An empty tuple where the chunk is in memory: then it is one of `needs` itself.
     chunks : tuple of Blocks
     dtype : dtype
     name : str
@@ -139,9 +140,10 @@ class Maker:
 
 
 def maker_of(array: da.Array) -> Maker | None:
-    """How tasks can make an array's chunks themselves; None where these come of other chunks.
+    """How tasks can make an array's chunks themselves; None where each needs many others.
 
-    Also where annotations say how they are to be made, where they are not of one size, and on GPUs.
+    None also where Dask would not run the tasks again, where annotations say how they are to run,
+    where chunks are not of one size, for a single chunk, and on GPUs.
     """
     regular = all(size == sizes[0] for sizes in array.chunks for size in sizes[:-1])
     regular = regular and all(sizes[-1] <= sizes[0] for sizes in array.chunks if sizes)
@@ -168,7 +170,7 @@ def unsure(array: da.Array) -> set[str]:
 
 
 def _funcs(layer: Layer) -> Iterator[Any]:
-    """The functions that its tasks call, but those that read a file of `multimm.io.open_array`."""
+    """The functions that a layer's tasks call; none of `multimm.io.open_array`: files stay."""
     if hasattr(layer, "reader"):
         return
     if isinstance(layer, Blockwise):
@@ -196,7 +198,7 @@ def _alone(key: Key, graph: Mapping[Key, GraphNode], users: Counter[Key]) -> lis
 
 
 def _repeated(task: GraphNode, graph: HighLevelGraph) -> bool:
-    """Whether Dask itself would run a task again, or one that is as good as none."""
+    """Whether Dask itself would run a task again, or it is a slice or an alias, which is little."""
     layer = graph.layers.get(str(task.key[0] if isinstance(task.key, tuple) else task.key))
     sliced = isinstance(task, Alias) or getattr(task, "func", None) is getitem
     return sliced or isinstance(layer, Blockwise)
@@ -209,7 +211,7 @@ def _few(tasks: tuple[GraphNode, ...]) -> bool:
 
 
 def _little(maker: Maker, graph: Mapping[Key, GraphNode], array: da.Array) -> bool:
-    """Whether what several chunks need of tasks is no more than a row of blocks, such as a mean."""
+    """Whether what several chunks need of tasks is little: a row of blocks, such as means."""
     shared = [key for key in maker.needs if isinstance(graph.get(key), Task | Alias)]
     names = Counter(key[0] if isinstance(key, tuple) else key for key in shared)
     most = min(max(array.numblocks), array.npartitions - 1)

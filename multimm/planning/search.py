@@ -176,7 +176,7 @@ def refined(
 
 
 def bounded(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> dict[Schedule, Rank]:
-    """Those in which tasks don't make operands long before these are needed: see `ahead`.
+    """Those in which tasks don't make operands long before these are needed: see `read_ahead`.
 
     A GPU worker has one thread, and memory for a task that takes all of k.
     """

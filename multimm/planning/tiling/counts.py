@@ -20,10 +20,11 @@ EDGE = {"gpu": 16384, "cpu": 4096}
 #: FP32 rate and 2048 for 95 % of it; 512 on a CPU is arbitrary.
 LEAST_EDGE = {"gpu": 2048, "cpu": 512}
 #: The two for what NumPy multiplies without BLAS, by loops that go down B's columns: 1.5e9
-#: multiply-adds of int32 per second in blocks of 200 to 400, 1.0e9 of 600, 0.4e9 of 1024 (one core
-#: of an x86 server). Of long sides longer ones, for tasks beyond some 32^3 are too many: arbitrary.
+#: multiply-adds per second in blocks of 200 to 400, 1.0e9 of 600, 0.4e9 of 1024 (NumPy's loop for
+#: int32, one core of an x86 server). Of long sides longer ones, for tasks beyond some 32^3 are too
+#: many: arbitrary.
 LOOP_EDGE, LEAST_LOOP_EDGE, LOOP_BLOCKS = 400, 200, 32
-#: Multiply-adds that cost so much more than float32's have no BLAS: integers and long doubles.
+#: Multiply-adds that cost so much more than float32's have no BLAS: those of bool and long doubles.
 LOOPS = 50
 #: Chains of block products per worker and thread, at least: while one is multiplied another one's
 #: next k-tile is fetched. One worker fetches nothing.
