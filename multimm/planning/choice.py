@@ -46,22 +46,23 @@ from multimm.planning.tiling.grid import Grid
 #: Plans that were seen to take longer than predicted have to be so many times as fast as others, or
 #: to move so many times fewer bytes: see `_preferred`. Arbitrary.
 GAIN, FEWER = 1.1, 2
-#: On CPU workers a plan that spares such a share of the bytes may take so much more, in seconds and
-#: as a share of the time, if what it spares would take as much more if bytes took so many times as
-#: long. Workers share cores with each other and the scheduler, and bytes take longer beside tasks
-#: than is predicted: the contraction "abef,ijef->abij" of the benchmark in 4 tasks that move 21 MB
-#: took two workers 63 ms, in 12 that move 3.6 MB 56 (medians 81 and 71), where 39 and 46 are
-#: predicted; "etx,ftx->ef" with 41 and 29 MB 116 and 106 (188 and 144).
+#: On CPU workers a later plan wins that spares at least this share of the fastest one's bytes. It
+#: may be later by so many seconds at most, by such a share of the time, and by what the spared
+#: bytes would take if each took so many times as long. For workers share cores with each other and
+#: the scheduler, and bytes take longer beside tasks than is predicted: the benchmark's contraction
+#: "abef,ijef->abij" in 4 tasks that move 21 MB took two workers 63 ms, in 12 that move 3.6 MB 56
+#: (medians 81 and 71), where 39 and 46 are predicted; "etx,ftx->ef" with 41 and 29 MB 116 and 106
+#: (188 and 144).
 FEWER_BYTES, MORE_S, MORE, DEARER = 0.35, 0.01, 0.2, 3
 
 logger = logging.getLogger(__name__)
 
-#: Seconds beyond the least that any plan takes, within which nothing better is searched for than
-#: what a first look finds. A search takes 6 to 80 ms of a processor.
+#: If a first look finds a plan within so many seconds of the least that any plan takes, nothing
+#: else is searched for. A search takes 6 to 80 ms of a processor.
 SEARCH_S = {"cpu": 0.04, "gpu": 0.022}
-#: On GPUs, up to so many seconds and chunks of both operands, some arrangements in other blocks say
-#: whether to search: not if the best of them takes so many times as long as what was found. No
-#: golden plan changes by it; with 64 chunks one would take 51 ms for 30.
+#: On GPUs, for plans of up to so many seconds and chunks of both operands, a few arrangements in
+#: other blocks (`PROBES`) say whether to search: not if the best of them takes so many times as
+#: long as what was found. No golden plan changes by it; with 64 chunks one would take 51 ms for 30.
 PROBED_S, FEW_CHUNKS, HOPELESS = 0.036, 24, 1.1
 #: So many candidates of a search for few chunks are looked at again where these lie elsewhere.
 #: Arbitrary: one golden plan would change, by 3 %, which is of one array on both sides.

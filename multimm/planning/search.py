@@ -68,7 +68,7 @@ NEARLY = 1.02
 
 
 class Rank(NamedTuple):
-    """What is to be little, first things first."""
+    """What the chooser compares: the smallest wins, by the first field that differs."""
 
     too_large: bool
     seconds: float
