@@ -13,7 +13,8 @@ from multimm.planning.schedule import Schedule
 #: 0.38e9, HDF5's LZF 0.21e9, 0.3 to 1 ms for one of 50 kB; gzip 0.13e9 to 0.2e9 by both.
 RATES = {"": (1.0e9, 4e-4), "slow": (0.14e9, 4e-4), "other": (0.3e9, 4e-4)}
 #: Threads that a task of a GPU worker reads with, if its host has the cores, and how many times as
-#: fast as one they are together: 3.9 GB/s of zstd on 16 cores beside an H100, 2.7 with 8 threads.
+#: fast as one they are together: 3.9 GB/s of zstd on 16 cores beside an H100, 2.7 with 8 threads
+#: (by decoding of our own; not measured since Zarr decodes).
 READERS, READERS_TOGETHER = 16, 5
 
 
