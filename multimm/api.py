@@ -80,8 +80,9 @@ def matmul(
         uint8, int16 and uint16 are multiplied exactly, by whatever is fast for their numbers: an
         element that `dtype` holds is exact, one that a float or complex dtype does not hold is
         rounded once, and one that an integer dtype does not hold wraps around, as in NumPy.
-        Nothing is converted before it is multiplied: int8 travels as int8. Of two DataArrays it has
-        to hold every value, as that of `einsum`.
+        Nothing is converted before it is multiplied: int8 travels as int8. Integers of 32 and 64
+        bits wrap around as NumPy's. Of two DataArrays it has to hold every value, as that of
+        `einsum`.
     precision : {"float32", "ieee", "tf32", "float64"}
         What float32 products promise. ``"float32"``: no element is less accurate than an FP32
         dot product's bound; the fastest kernel that keeps it runs. ``"ieee"``: FP32 fused
@@ -91,8 +92,8 @@ def matmul(
         ``"float64"``, for results and sums of float64 and complex128 alone: no element is less
         accurate than an FP64 dot product's bound; the fastest kernel that keeps it runs. That is
         what such products promise at ``"float32"`` and ``"tf32"``, too. Large ones of float64 run
-        on a GPU's INT8 tensor cores where the bound is proved for the operands; with ``"ieee"`` in
-        FP64 alone.
+        on a Hopper GPU's INT8 tensor cores where the bound is proved for the operands; with
+        ``"ieee"`` in FP64 alone.
     blocks : int or (int, int), optional
         Rows and columns of what one task makes of the result. Default: planned.
     slabs : int, optional
@@ -122,8 +123,7 @@ def matmul(
         not what its array's chunks say.
     DTypeError
         Dtypes without a matrix product, such as object and strings; a `dtype` that operands are not
-        cast to; from tasks, of a block that
-        its array's dtype cannot hold.
+        cast to; from tasks, of a block that its array's dtype cannot hold.
     ArrayTypeError
         Sparse or masked blocks and other subclasses of an ndarray, but for np.matrix, np.recarray
         and np.memmap, which are taken as the arrays that they are; CPU and GPU mixed, lazy objects
@@ -315,6 +315,12 @@ def transpose(a: Array) -> Array:
         Dtypes that no matrix product has, such as strings.
     ArrayTypeError
         Sparse or masked blocks, Dask's array query planning.
+
+    Examples
+    --------
+    >>> import dask.array as da, multimm
+    >>> multimm.transpose(da.ones((2, 3, 4), chunks=2)).shape
+    (2, 4, 3)
     """
     a = as_array(a, "a")
     if a.ndim < 2:

@@ -34,6 +34,16 @@ def local(*, gpu: bool = False) -> ClusterSpec:
     ----------
     gpu : bool
         Describe the current CUDA device (imports CuPy) instead of the CPU.
+
+    Returns
+    -------
+    ClusterSpec
+        With the rates that were measured here, or the shipped ones.
+
+    Raises
+    ------
+    OptionError
+        Dask's setting ``num_workers`` is no whole number above 0.
     """
     # Nothing spills without distributed.
     device = current_gpu(spills=False) if gpu else _cpu()

@@ -90,8 +90,8 @@ def einsum(
     -------
     dask.array.Array, numpy.ndarray or cupy.ndarray
         Of the operands' kind: lazy if one is a Dask array. Each axis has its operand's chunks, cut
-        where blocks would be larger than Dask's ``array.chunk-size`` and than the operands'; but
-        sums that are no product of matrices have Dask's.
+        where blocks would be larger than Dask's ``array.chunk-size``, or than eight times that on
+        GPUs and where the operands' are as large. Sums that are no product of matrices have Dask's.
 
     Raises
     ------

@@ -43,7 +43,7 @@ ALONE = 2**33
 class Choice(NamedTuple):
     """A kernel and why it was taken."""
 
-    kernel: str  #: "sgemm_ffma" or "sgemm_split", whichever tensor cores the GPU has
+    kernel: str  #: "sgemm_ffma"; "sgemm_split", whichever tensor cores the GPU has; "residues"
     precision: str  #: that was promised, or "exact"
     reason: str  #: one line
 
@@ -172,9 +172,16 @@ def note(choice: Choice, what_ran: WhatRan | None = None) -> None:
 
 
 def last_choice() -> Choice | None:
-    """Return what the last product of this thread on a GPU ran with, or None.
+    """Return what the last product of this thread ran with that our kernels computed, or None.
 
-    What the tensor cores compute depends on the data: then this waits for the product.
+    What the tensor cores compute depends on the data: then this waits for the product. Products of
+    cuBLAS, such as small ones of float64, are not noted.
+
+    Returns
+    -------
+    Choice or None
+        `kernel` (``"sgemm_ffma"``, ``"sgemm_split"`` on tensor cores, or ``"residues"`` for
+        float64), the `precision` that was promised, or ``"exact"``, and the `reason`, one line.
     """
     if _noted.what_ran is not None:
         _noted.choice, _noted.what_ran = _noted.what_ran(), None
