@@ -24,7 +24,7 @@ LEAST_EDGE = {"gpu": 2048, "cpu": 512}
 #: int32, one core of an x86 server). Of long sides longer ones, for tasks beyond some 32^3 are too
 #: many: arbitrary.
 LOOP_EDGE, LEAST_LOOP_EDGE, LOOP_BLOCKS = 400, 200, 32
-#: Multiply-adds that cost so much more than float32's have no BLAS: those of bool and long doubles.
+#: Multiply-adds that cost so much more than float32's have no BLAS: those of long doubles.
 LOOPS = 50
 #: Chains of block products per worker and thread, at least: while one is multiplied another one's
 #: next k-tile is fetched. One worker fetches nothing.
