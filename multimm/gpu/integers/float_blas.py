@@ -1,7 +1,7 @@
 """Products of integers by the float products of a library, in stretches of k that are exact.
 
-NumPy multiplies integers by loops, 34 to 130 times slower than float32 (`planning.problem`), and
-CuPy by a kernel without tensor cores. A float product of the same numbers is exact as long as no
+NumPy multiplies integers by loops, 34 to 130 times slower than float32, and CuPy by a kernel
+without tensor cores. A float product of the same numbers is exact as long as no
 sum can leave the integers that its format holds. So k is cut where one could, and what the
 stretches make is added in integers. Numbers too large for that are cut themselves, into `digits`.
 
@@ -100,7 +100,7 @@ def most(xp: ModuleType, x: Array) -> int:
 def product(
     xp: ModuleType, left: Array, right: Array, shape: tuple[int, ...], dtype: DType
 ) -> Array:
-    """Stacks of integers multiplied, as an array that nobody else holds; of wide ones as xp does.
+    """Stacks of integers multiplied, as an array that nobody else holds.
 
     Parameters
     ----------
