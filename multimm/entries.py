@@ -124,13 +124,15 @@ def _matrices(name: str, args: Args, kwargs: Kwargs) -> Product:
         raise LeftToDaskError(
             f"{name} of {ndims[0]}-D and {ndims[1]}-D operands is not a matrix product"
         )
-    if name == "dot" and max(ndims) > 2:
+    if name == "dot" and (max(ndims) > 2 or max(ndims) == 1):  # of vectors Dask has a scalar
         last = -1, -min(ndims[1], 2)
         return _steps(_as_dask_sums(tensordot_steps(args[0], args[1], last, own_chunks)))
     wide = _dtype_of_sums(*(x.dtype for x in arrays))
     # Of one chunk along k Dask's matmul sums no blocks: it has NumPy's dtype, and wraps around.
-    summed = name == "dot" or any(map(_is_cut_along_k, arrays, (-1, -min(2, ndims[1]))))
-    options = {"dtype": wide, **kwargs} if summed and wide is not None else kwargs
+    summed = wide is not None and (
+        name == "dot" or any(map(_is_cut_along_k, arrays, (-1, -min(2, ndims[1]))))
+    )
+    options = {"dtype": wide, **kwargs} if summed else kwargs
     return Product(partial(matmul, *args, **options, chunks="operands"), "1 x product")
 
 

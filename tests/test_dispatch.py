@@ -80,6 +80,18 @@ def test_every_way_to_a_product_is_taken(x, name):
     assert not ours(product(x, x.T))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int16", "complex64"])
+@pytest.mark.parametrize("name", ["da.dot", "np.dot", "x.dot", "da.vdot", "@", "da.tensordot"])
+def test_of_two_vectors_comes_what_comes_of_dasks_product(x, name, dtype):
+    v, product = x[:, 0].astype(dtype), {**PRODUCTS, "@": operator.matmul}[name]
+    with multimm.accelerate():
+        found = product(v, v)
+    theirs = product(v, v)
+    assert ours(found)
+    assert type(found.compute()) is type(theirs.compute())  # a scalar, but of matmul
+    np.testing.assert_array_equal(found, theirs)
+
+
 def test_matmul_takes_a_dtype_which_dask_has_none_for(x):
     y = x.astype("int8")
     with multimm.accelerate() as report:
@@ -258,6 +270,8 @@ def with_mask(x):
 
 LEFT_TO_DASK = {
     "objects": lambda x: x.astype(object) @ x.T.astype(object),
+    "objects in memory": lambda x: x.compute().astype(object) @ x.T,
+    "no objects in memory": lambda x: x[:, :0] @ np.empty((0, 3), object),
     "masked blocks": lambda x: with_mask(x) @ with_mask(x.T),
     "unknown chunks": lambda x: x[x[:, 0] > 0] @ x.T,
     "sums of one operand": lambda x: da.einsum("ij->j", x),
