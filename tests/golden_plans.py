@@ -201,10 +201,10 @@ def read() -> list[tuple[Golden, Golden]]:
     return [(line["problem"], line.get("plan", {})) for line in lines]
 
 
-def compare() -> list[Change]:
-    """Every golden plan beside today's."""
+def compare(part: slice = slice(None)) -> list[Change]:
+    """Golden plans beside today's: of all problems, or of some."""
     with tempfile.TemporaryDirectory() as folder:
-        return [Change(problem, old, planned(problem, Path(folder))) for problem, old in read()]
+        return [Change(of, old, planned(of, Path(folder))) for of, old in read()[part]]
 
 
 def summary(changes: list[Change]) -> str:

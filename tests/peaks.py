@@ -7,9 +7,14 @@ import tracemalloc
 
 def peak_of(lazy):
     """Bytes of NumPy arrays that computing it takes."""
+    return peak_and_value(lazy)[0]
+
+
+def peak_and_value(lazy):
+    """That, and what it is."""
     tracemalloc.start()
     try:
-        lazy.compute()
-        return tracemalloc.get_traced_memory()[1]
+        value = lazy.compute()
+        return tracemalloc.get_traced_memory()[1], value
     finally:
         tracemalloc.stop()

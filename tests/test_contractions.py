@@ -37,6 +37,10 @@ def workers(request):
         yield request.param
 
 
+#: For what is decided at the call, or within a block: clusters know nothing of it.
+HERE = pytest.mark.parametrize("workers", [0], ids=["0 workers"], indirect=True, scope="module")
+
+
 def numbers(shape, dtype, seed=0):
     """Small ones, whose products and sums are exact."""
     x = np.random.default_rng(seed).integers(-3, 4, shape)
@@ -89,7 +93,7 @@ def sums(draw, labels="abcde", most=3):
 CUT_FROM = "array.chunk-size-tolerance"
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(st.data())
 def test_einsum_is_numpys_in_the_operands_chunks(workers, data):
     subscripts, shapes = data.draw(sums())
@@ -129,6 +133,7 @@ def test_einsum_is_numpys_in_the_operands_chunks(workers, data):
         assert found.chunks == theirs.chunks
 
 
+@HERE
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.sampled_from([*"aabbcA.,,-> 1", "...", "...", "->", "->"]), max_size=9).map(
@@ -168,6 +173,7 @@ LISTS = (
 )
 
 
+@HERE
 @pytest.mark.parametrize("lists", LISTS, ids=str)
 def test_lists_of_axes_are_numpys(lists):
     x, y = numbers((3, 4), "float64"), numbers((4, 5), "float64", 1)
@@ -184,7 +190,6 @@ def test_lists_of_axes_are_numpys(lists):
         np.testing.assert_array_equal(call(multimm.einsum, da.from_array).compute(), expected)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_tensordot_is_numpys_in_dasks_chunks(workers, data):
     sizes = [2, 3, 4, 5]
@@ -213,6 +218,7 @@ AXES = (0, 1, 2, 3, -1, 1.0, "a", None, (1,), (1, 0), (2, 0), (-1, -2), ((), ())
         ((0.0,), (0,)))  # fmt: skip
 
 
+@HERE
 @pytest.mark.parametrize("axes", AXES, ids=str)
 @pytest.mark.parametrize("shapes", [((2, 2), (2, 2)), ((2, 3), (3, 4)), ((2, 1), (3, 4))], ids=str)
 def test_axes_that_numpy_refuses_are_refused(axes, shapes):
@@ -232,6 +238,7 @@ PAIRS = [((3, 4), (3, 4)), ((2, 3, 4), (3, 4)), ((4,), (4,)), ((2, 1, 4), (3, 4)
          ((2, 0), (2, 0))]  # fmt: skip
 
 
+@HERE
 @pytest.mark.parametrize("shapes", PAIRS, ids=str)
 @pytest.mark.parametrize("name", ["inner", "vecdot", "outer"])
 @pytest.mark.parametrize("dtype", ["float64", "complex128", "bool"])
@@ -251,6 +258,7 @@ def test_inner_vecdot_and_outer_are_numpys(name, shapes, dtype):
         np.testing.assert_array_equal(value, expected)
 
 
+@HERE
 @pytest.mark.parametrize("axis", [0, 1, -2, 2, 1.5])
 def test_vecdot_along_an_axis(axis):
     x = numbers((4, 3), "complex128")
@@ -351,6 +359,7 @@ def test_an_order_of_more_operations_is_not_taken_for_its_blocks():
     assert multimm.plan(TRANSFORMED, x, y, z).steps[0].subscripts == "pqrs,pi->qrsi"
 
 
+@HERE
 @pytest.mark.parametrize(
     "optimize", ["gready", [(0, 1)], [(0, 5), (0, 1)], [(0,)], 7, ["einsum_path"]]
 )
@@ -360,6 +369,7 @@ def test_a_path_that_is_none_is_refused(optimize):
         multimm.einsum("ij,jk,kl->il", x, x, x, optimize=optimize)
 
 
+@HERE
 def test_operands_are_cast_only_where_that_is_safe():
     x = da.from_array(numbers((40, 50), "int8"), chunks=16)
     with pytest.raises(DTypeError, match="can be cast"):
@@ -372,6 +382,7 @@ NARROW = (
 )  # fmt: skip
 
 
+@HERE
 @pytest.mark.parametrize("asked", ["int64", "float32"])
 @pytest.mark.parametrize("narrow", ["int8", "int16", "bool"])
 @pytest.mark.parametrize("subscripts", NARROW)
@@ -404,6 +415,7 @@ def test_sums_of_narrow_operands_beside_a_wide_one_are_exact():
         np.testing.assert_array_equal(found, expected)
 
 
+@HERE
 def test_narrow_integers_travel_narrow():
     x = da.from_array(np.ones((64, 96), "int8"), chunks=16).persist()
     graph = dict(multimm.einsum("ij,kj->ik", x, x, dtype="float64").__dask_graph__())
@@ -419,6 +431,7 @@ EMPTY_CHUNKS = {
 }
 
 
+@HERE
 @pytest.mark.parametrize("subscripts", ["i,i->", "ij,ij->", "ij,i,j->"])
 def test_a_lazy_sum_over_everything_is_numpys_scalar(subscripts):
     shapes = [(6,) * len(term) for term in subscripts[:-2].split(",")]
@@ -426,6 +439,7 @@ def test_a_lazy_sum_over_everything_is_numpys_scalar(subscripts):
     assert type(found.compute(scheduler="sync")) is np.float64
 
 
+@HERE
 @pytest.mark.parametrize("name", EMPTY_CHUNKS)
 def test_empty_chunks_beside_others_are_no_elements(name):
     """Dask broadcasts them as it does the one of length 1: shapes come out too large."""
@@ -442,6 +456,7 @@ def test_empty_chunks_beside_others_are_no_elements(name):
         np.testing.assert_array_equal(found.compute(), expected)
 
 
+@HERE
 def test_arrays_of_more_axes_than_letters_are_multiplied():
     x = da.from_array(np.arange(4.0).reshape(2, *(1,) * 26, 2), chunks=1)
     for axes in (0, 1):
@@ -475,6 +490,7 @@ def test_an_axis_of_no_elements_may_come_in_any_chunks(name, subscripts):
         np.testing.assert_array_equal(made.compute(), np.matmul(*arrays))
 
 
+@HERE
 @pytest.mark.parametrize(
     "subscripts", ["ii->i", "ii,ij->j", "ij,ij->i", "ij,ij->ij", "ij,kl,j->ikl"]
 )
@@ -496,6 +512,7 @@ def test_no_elements_on_diagonals_and_beside_each_other(subscripts):
 HALF = np.dtype(ml_dtypes.bfloat16)
 
 
+@HERE
 @pytest.mark.parametrize("lazily", [True, False])
 @pytest.mark.parametrize("other", [HALF, "float32", "int8", "float16", "complex64"])
 @pytest.mark.parametrize("subscripts", ["ij,kj->ik", "ij,ij->i", "ij,ij->ij", "ij,kj,ij->ik"])
@@ -513,6 +530,7 @@ def test_bfloat16_is_summed_in_float32_whatever_is_beside_it(subscripts, other, 
     np.testing.assert_array_equal(np.asarray(found).astype(np.complex128), expected)
 
 
+@HERE
 def test_bfloat16_is_summed_in_the_dtype_asked_for():
     """2^24 + 1 is no float32."""
     x = np.array([[4096.0, 1.0]]).astype(HALF)
@@ -520,6 +538,7 @@ def test_bfloat16_is_summed_in_the_dtype_asked_for():
         assert multimm.einsum("ij,ij->i", y, y, dtype="float64")[0] == 2**24 + 1
 
 
+@HERE
 @pytest.mark.parametrize("subscripts", ["ij->ji", "ij", "ij->j", "ii->i"])
 @pytest.mark.parametrize("stored", ["int8", ">f4", HALF])
 def test_one_operand_has_the_dtype_asked_for_in_its_blocks_too(subscripts, stored):
@@ -550,6 +569,7 @@ def test_what_is_only_multiplied_keeps_the_operands_chunks(subscripts):
         assert count <= cuts[label] + 1
 
 
+@HERE
 def test_blocks_of_an_outer_product_are_no_larger_than_dask_has_them():
     x = da.ones(1000, chunks=1000, dtype="float32")
     with dask.config.set({"array.chunk-size": 40_000}):
@@ -571,6 +591,7 @@ BAD = {
 }
 
 
+@HERE
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_refused_at_the_call_in_one_line(name):
     call, kind = BAD[name]

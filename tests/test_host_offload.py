@@ -110,9 +110,14 @@ def test_the_result_is_numpy_and_a_product_of_it_takes_what_is_on_the_gpus(clien
     assert tasks_of(multimm.matmul(kept.T, kept, blocks=64), Kind.UPLOAD, "A")
 
 
-@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i2", ">c8", ">f2"])
-@pytest.mark.parametrize("options", [{}, {"blocks": 16}, {"blocks": 20, "p_k": 2}])
-@pytest.mark.parametrize("chunks", [16, -1])  # a chunk that is all of it is no sub-block
+@pytest.mark.parametrize(
+    ("dtype", "options", "chunks"),
+    [
+        *((dtype, {}, 16) for dtype in (">f8", ">i2", ">c8", ">f2")),
+        *((">f4", options, chunks) for options in ({}, {"blocks": 16}, {"blocks": 20, "p_k": 2})
+          for chunks in (16, -1)),  # a chunk that is all of it is no sub-block
+    ],
+)  # fmt: skip
 def test_what_goes_up_is_in_the_byte_order_of_gpus(client, monkeypatch, dtype, options, chunks):
     sent = []
     link(monkeypatch, send=lambda block: sent.append(block.dtype) or np.copy(block))

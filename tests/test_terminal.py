@@ -129,7 +129,7 @@ def test_the_environment_is_repeated_harmlessly(tmp_path, monkeypatch):
     assert_harmless(output + errors)
 
 
-@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", [pytest.param("2>&-", marks=pytest.mark.slow), "<&- >&- 2>&-"])
 def test_streams_that_were_closed_go_nowhere(tmp_path, closed):
     """A file would be opened in their place, and what anybody writes to stderr go into it."""
     matrix = np.eye(3)

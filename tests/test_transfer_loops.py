@@ -29,9 +29,7 @@ class LateDriver:
     """What the loops call of the CUDA driver: addresses are those of NumPy's arrays."""
 
     def __init__(self) -> None:
-        self.ordered, self.recorded, self.fails_after = [], {}, 10**6
-        self.shares = []  # copies of each lane
-        self.ready, self.late = [], 0  # events that streams were to wait for; what that returns
+        self.begin()
         word = c_size_t
         self.functions = {
             "cuMemcpyHtoDAsync_v2": CFUNCTYPE(c_int, word, word, word, word)(self.copy),
@@ -42,12 +40,22 @@ class LateDriver:
             "cuStreamSynchronize": CFUNCTYPE(c_int, word)(self.finish),
         }
 
+    def begin(self, at_once=False):
+        """Forget what was; copies land late, or at once."""
+        self.ordered, self.recorded, self.fails_after = [], {}, 10**6
+        self.shares = []  # copies of each lane
+        self.ready, self.late = [], 0  # events that streams were to wait for; what that returns
+        self.at_once = at_once
+
     def copy(self, target, source, size, stream):
         self.fails_after -= 1
         if self.fails_after < 0:
             return 7
         assert stream == 99
-        self.ordered.append((target, source, size))
+        if self.at_once:
+            ctypes.memmove(target, source, size)
+        else:
+            self.ordered.append((target, source, size))
         return 0
 
     def record(self, event, stream):
@@ -74,17 +82,26 @@ class LateDriver:
                 self.ordered[n] = None
 
 
-@pytest.fixture
-def driver(monkeypatch):
+@pytest.fixture(scope="module")
+def compiled():
+    """A driver, and the loops compiled for it, which takes a second."""
     driver = LateDriver()
-    monkeypatch.setattr(loops, "_driver", lambda name, words: driver.functions[name])
-    monkeypatch.setattr(pinned_copy, "PIECE", PIECE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loops, "_driver", lambda name, words: driver.functions[name])
+        driver.loops = loops._compiled.__wrapped__()
     return driver
+
+
+@pytest.fixture
+def driver(compiled, monkeypatch):
+    compiled.begin()
+    monkeypatch.setattr(pinned_copy, "PIECE", PIECE)
+    return compiled
 
 
 def run(driver, way, *args, lanes_used=3):
     """Each lane's share, one lane after another; what they return."""
-    loop = getattr(loops._compiled.__wrapped__(), way)
+    loop = getattr(driver.loops, way)
     failed = []
     for lane in range(lanes_used):
         pieces = [np.full(PIECE, 255, np.uint8) for _ in range(2)]
@@ -166,17 +183,7 @@ def test_a_failure_is_returned_and_nothing_is_ordered_after_it(driver, way):
 @pytest.fixture
 def road(driver, monkeypatch):
     """Three lanes whose copies land at once; 99 is their stream, as of one that is late."""
-    word = c_size_t
-
-    def copy(target, source, size, stream):
-        driver.fails_after -= 1
-        if driver.fails_after < 0:
-            return 7
-        ctypes.memmove(target, source, size)
-        return 0
-
-    at_once = CFUNCTYPE(c_int, word, word, word, word)(copy)
-    driver.functions |= {"cuMemcpyHtoDAsync_v2": at_once, "cuMemcpyDtoHAsync_v2": at_once}
+    driver.begin(at_once=True)
 
     class Lane:
         stream = SimpleNamespace(synchronize=lambda: None)
@@ -192,7 +199,7 @@ def road(driver, monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(pinned_copy, "Lane", Lane)
-    monkeypatch.setattr(pinned_copy, "loops", loops._compiled.__wrapped__)
+    monkeypatch.setattr(pinned_copy, "loops", lambda: driver.loops)
     made = []
 
     def of(way):

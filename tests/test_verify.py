@@ -123,8 +123,8 @@ def test_adversarial_right_products_pass(seed, dtype):
 @pytest.fixture(scope="module")
 def typical():
     rng = np.random.default_rng(7)
-    a = rng.normal(size=(600, 1500)).astype(np.float32)
-    b = rng.normal(size=(1500, 500)).astype(np.float32)
+    a = rng.normal(size=(600, 500)).astype(np.float32)
+    b = rng.normal(size=(500, 500)).astype(np.float32)
     return a, b, a @ b
 
 
@@ -195,7 +195,7 @@ def test_realistic_faults_are_found(typical, fault, chunked, monkeypatch):
     assert str(result).startswith("WRONG")
 
 
-@pytest.mark.parametrize("shape", [(40, 3000), (3000, 40), (300, 400)])
+@pytest.mark.parametrize("shape", [(40, 900), (900, 40), (100, 130)])
 @pytest.mark.parametrize("dtype", ["float32", "int64", "complex64"])
 def test_what_is_looked_at_does_not_depend_on_strips(shape, dtype, monkeypatch):
     """Nor on which edge of a block they are cut along: the longer one."""
@@ -204,7 +204,7 @@ def test_what_is_looked_at_does_not_depend_on_strips(shape, dtype, monkeypatch):
     c = np.where(rng.random((shape[0],) * 2) < 0.01, np.nan if dtype != "int64" else 7, a @ b)
     of = a @ b, c.astype(dtype)
     whole = [verify(a, b, c, seed=1) for c in of]
-    monkeypatch.setattr(tasks, "STRIP", 999)
+    monkeypatch.setattr(tasks, "STRIP", 333)
     for one, two in zip(whole, (verify(a, b, c, seed=1) for c in of), strict=True):
         assert (one.ok, one.recomputed, one.unchecked) == (two.ok, two.recomputed, two.unchecked)
         assert one.detects == pytest.approx(two.detects)
@@ -357,12 +357,12 @@ def test_integers_wrap_around_exactly(name):
     assert not verify(a, b, c)
 
 
-@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("name", ["int8", "uint16", "int32", "uint64"])
 def test_a_wrong_integer_is_missed_as_often_as_is_promised(name):
     rng = np.random.default_rng(9)
     a, b = draw(rng, (4, 6), name), draw(rng, (6, 3), name)
     c = np.matmul(a, b)
-    bits, seeds = 8 * c.dtype.itemsize, range(60)
+    bits, seeds = 8 * c.dtype.itemsize, range(30)
     for zeros in (0, bits - 2, bits - 1):
         wrong = c.copy()
         wrong.view(f"u{c.dtype.itemsize}")[2, 1] ^= 1 << zeros
