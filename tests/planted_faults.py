@@ -591,6 +591,20 @@ INTEGERS = (
         "dtype -k exact or beyond",
     ),
     Fault(
+        "schedule: row panels wait for each other without workers",
+        "planning/schedule.py",
+        "if self.stream or self.alone or row_panel == 0:",
+        "if self.stream or row_panel == 0:",
+        "made_again -k random",
+    ),
+    Fault(
+        "schedule: reads of a block wait for the row panel before",
+        "planning/schedule.py",
+        "        if self.by_block:\n            return None\n",
+        "",
+        "made_again -k at_once",
+    ),
+    Fault(
         "integers: a product of digits that counts is left out",
         "gpu/integers/digits.py",
         "if pair[-1] < bits]",

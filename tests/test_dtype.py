@@ -320,12 +320,12 @@ def test_plans_of_cpu_workers_know_that_blas_multiplies():
     assert "in digits" in str(plans["int64"])
 
 
-@given(st.integers(0, 2**40), st.integers(0, 2**40), st.integers(1, 10**6))
+@given(st.integers(0, 2**40), st.integers(0, 2**40), st.integers(0, 10**6))
 def test_stretches_are_exact(most_a, most_b, k):
     cut = float_blas.cut(most_a, most_b, k)
     if cut is not None:
         name, length, *_ = cut
-        assert 1 <= length <= k
+        assert 1 <= length <= max(1, k)
         assert (
             max(most_a, most_b, length * most_a * most_b)
             <= {"float32": 2**24, "float64": 2**53}[name]

@@ -271,3 +271,29 @@ def test_workers_do_not_spill_what_they_can_make_when_it_is_needed(kind, tmp_pat
 def test_chunks_that_no_thread_could_make_beside_another_are_left_to_dask():
     a, b = (da.from_array(Counted(np.ones((4000, 4000))), chunks=2000) for _ in "ab")
     assert multimm.matmul(a, b)[0, 0].compute(scheduler="sync") == 4000
+
+
+@pytest.mark.alone
+@pytest.mark.usefixtures("little_memory")
+@pytest.mark.filterwarnings("ignore:Increasing number of chunks")  # by Dask's product
+@pytest.mark.parametrize("kind", ["in memory", "random", "from_zarr", "x @ x.T"])
+def test_a_result_beyond_memory_that_is_used_at_once_stays_within_it(kind, tmp_path):
+    """Or takes little more than Dask's: what takes a block of C away runs right behind it."""
+    x, y = (np.random.default_rng(n).random(shape) for n, shape in enumerate(((M, K), (K, M))))
+    x, y = x.T[:2000], y.T[:, :2000]
+    if kind == "from_zarr":
+        a, b = from_zarr(x, tmp_path), from_zarr(y, tmp_path)
+    elif kind == "random":
+        a, b = (da.random.default_rng(n).random(z.shape, chunks=CHUNK) for n, z in ((0, x), (1, y)))
+    else:
+        a, b = da.from_array(x, chunks=CHUNK), da.from_array(y, chunks=CHUNK)
+    b = a.T if kind == "x @ x.T" else b
+    product = multimm.matmul(a, b)
+    with dask.config.set(scheduler="threads", num_workers=2):
+        for use in (lambda c: c.max(axis=1), lambda c: da.argtopk(c, 3, axis=1)):
+            most = max(1.5 * peak_of(use(a @ b)), MEMORY)
+            assert any(peak_of(use(product)) < most for _ in range(3))
+        if kind != "random":
+            right = x @ (x.T if kind == "x @ x.T" else y)
+            np.testing.assert_allclose(product.max(axis=0).compute(), right.max(axis=0))
+            np.testing.assert_allclose(product[-5:, :3].compute(), right[-5:, :3])

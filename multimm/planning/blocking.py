@@ -26,6 +26,7 @@ from multimm.planning.tiling.counts import (
     CHAINS,
     LONGEST,
     Cut,
+    bounds_blocks,
     count_c,
     count_k_tiles,
     most_of,
@@ -86,7 +87,9 @@ def _narrower(layout: Schedule) -> Schedule | None:
     # 1. Read operands as they are needed, where they can be read again.
     if all(layout.problem.rereadable) and not layout.stream:
         return replace(layout, stream=True)
-    # 2. Work on fewer block rows at once.
+    # 2. Work on fewer block rows at once, without workers on one block after another.
+    if layout.alone and layout.stream and not layout.by_block:
+        return replace(layout, band=1, k_tiles_per_task=layout.steps)
     return replace(layout, band=ceil_div(layout.band, 2)) if layout.band > 1 else None
 
 
@@ -125,16 +128,16 @@ def _blocks(
     else:
         k_k_tiles = choose_k_tiles(problem, grid, k_tiles, options.slabs, keep, most.k)
     (rows, cols), (block_m, block_n) = counts, options.edges
-    halves = problem.symmetric and block_m == block_n
+    halves, alone = problem.symmetric and block_m == block_n, bounds_blocks(cluster)
     along = rows if halves else grid.p_m
     m_blocks = choose_side(problem, -2, rows, along, block_m, keep, most.m)
     band = ceil_div(parallel * len(m_blocks), grid.p_m)
     if halves:
         blocks = batch, m_blocks, m_blocks, k_k_tiles
-        return Schedule(problem, grid, *blocks, band, mirrors=True, k_parts=k_parts)
+        return Schedule(problem, grid, *blocks, band, mirrors=True, k_parts=k_parts, alone=alone)
     n_blocks = choose_side(problem, -1, cols, grid.p_n, block_n, keep, most.n)
     blocks = batch, m_blocks, n_blocks, k_k_tiles
-    return Schedule(problem, grid, *blocks, band, k_parts=k_parts)
+    return Schedule(problem, grid, *blocks, band, k_parts=k_parts, alone=alone)
 
 
 def _no_longer(cut: Cut) -> Cut:

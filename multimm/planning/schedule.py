@@ -112,6 +112,9 @@ class Schedule:
         The row of the grid that computes each block row, over all matrices. Empty: in turn.
     queued : bool
         Dask decides where tasks run, and when: see `candidates.read_ahead`.
+    alone : bool
+        There are no workers, and Dask puts the tasks of this process in order: what uses a block of
+        C runs right behind it. A row panel that waited for the one before would run before that.
     """
 
     # What layouts of one product differ in tells them apart: they are looked up many times.
@@ -131,6 +134,7 @@ class Schedule:
     partial_products: PartialProducts | None = field(default=None, hash=False)
     row_owners: Blocks = ()
     queued: bool = False
+    alone: bool = False
 
     @cached_property
     def batch_sizes(self) -> Blocks:
@@ -190,6 +194,15 @@ class Schedule:
         What is read when it is needed has barriers within a part alone, and all parts together.
         """
         return self.ranks > workers and not self.stream
+
+    @property
+    def by_block(self) -> bool:
+        """Whether blocks of C are made one by one, all of k in a task, of what is read for a row.
+
+        Nothing holds reads back then: Dask puts each right before the product that needs it.
+        """
+        whole = self.band == 1 and self.k_tiles_per_task >= self.steps
+        return self.alone and self.stream and whole
 
     def begins(self, part: int, workers: int) -> int:
         """The step at which a worker begins a part of k."""
@@ -497,6 +510,8 @@ class Schedule:
         A step back from the first k-tile of a row panel leads to the last ones of the row panel
         before. A worker without blocks of its own in that row panel goes by another one.
         """
+        if self.by_block:
+            return None
         part = self.part_of[k_tile]
         first, end = self.first_k_tile[part], self.first_k_tile[part + 1]
         back = k_tile - window
@@ -510,11 +525,11 @@ class Schedule:
     def opening(self, row: int, j: int, part: int) -> Barrier | None:
         """What the first product of a block of C waits for; None in the first row panel.
 
-        Otherwise the operands of all row panels would be fetched at once. Streamed reads wait
-        themselves.
+        Otherwise the operands of all row panels would be fetched at once; without workers nothing
+        is. Streamed reads wait themselves.
         """
         row_panel = self.row_panel(row)
-        if self.stream or row_panel == 0:
+        if self.stream or self.alone or row_panel == 0:
             return None
         return self.barrier(self.worker(row, j, part), row_panel, self.first_k_tile[part], window=1)
 
@@ -541,7 +556,7 @@ class Schedule:
         panels = self.operand_panels() if self.stream or packed else set()
         packs = k_tiles * sum(role in packed for role, *_ in panels)
         if not self.stream:  # barriers hold back the row panels after the first
-            return products + packs + self.work.held_back * self.parts
+            return products + packs + (0 if self.alone else self.work.held_back * self.parts)
         reads = products + packs + k_tiles * len(panels)
         if k_tiles * len(panels) > COUNTED:
             places = self.grid.p_m * self.grid.p_n

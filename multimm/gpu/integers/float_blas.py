@@ -74,7 +74,7 @@ def cut(most_a: int, most_b: int, k: int, bits: int = 0) -> Cut | None:
     for (a, b, end_a, end_b, longest), (name, held) in itertools.product(ways, HELD.items()):
         length = min(terms(end_a, end_b, held), longest, max(1, k))
         # A float holds the factors, too.
-        if max(end_a, end_b) <= held and length >= min(k, LEAST):
+        if max(end_a, end_b) <= held and length >= max(1, min(k, LEAST)):
             products = len(digits.pairs(a, b, bits)) if bits else 1
             seconds = products * SPEED[name] * (1 + ADDING / length)
             options.append((seconds, Cut(name, length, a, b)))

@@ -49,7 +49,7 @@ def held(layout: Schedule, cluster: ClusterSpec) -> Held:
     stay |= _joined(layout) | _handed_out(layout)
     if reading := held_by_reading(layout, cluster):
         stay["reading storage chunks"] = reading
-    finished: Terms = {"C finished": (result - each * layout.work.most_in_row_panel) * p.out_bytes}
+    finished: Terms = {"C finished": (result - each * _in_row_panel(layout)) * p.out_bytes}
     if p.downloaded:  # all but those of a row panel are in host memory by then
         finished, stay = {}, stay | _coming_back(layout, cluster)
     spill = finished | _kept(layout, cluster, each, k_tiles) | _cut_before(layout, cluster)
@@ -122,11 +122,14 @@ def _sums(layout: Schedule, cluster: ClusterSpec) -> Terms:
     made += block * layout.mirrors  # a mask of the triangle
     made += block * EXACT_BYTES.get(p.exact, 0)
     return {
-        "partial sums": _sums_at_once(layout, cluster)
-        * layout.work.most_in_row_panel
-        * p.sum_bytes,
+        "partial sums": _sums_at_once(layout, cluster) * _in_row_panel(layout) * p.sum_bytes,
         "sums being made": products_at_once(layout, cluster) * made,
     }
+
+
+def _in_row_panel(layout: Schedule) -> int:
+    """Elements of C that a place works on at a time: none but blocks that threads are making."""
+    return 0 if layout.by_block else layout.work.most_in_row_panel
 
 
 def _sums_at_once(layout: Schedule, cluster: ClusterSpec) -> int:
@@ -153,14 +156,15 @@ def _made_when_due(layout: Schedule, cluster: ClusterSpec) -> bool:
 
     In a process without workers it puts all tasks in order itself.
     """
-    return layout.queued or (bounds_blocks(cluster) and layout.made_once)
+    return layout.queued or layout.by_block or (bounds_blocks(cluster) and layout.made_once)
 
 
 def _k_tiles(layout: Schedule, cluster: ClusterSpec, each: int) -> Terms:
     """Of k-tiles of the operands that `each` places of a worker need: none of it can be spilled."""
     terms: Terms = {}
     if _made_when_due(layout, cluster):  # of each product, and where Dask queues of the next one
-        ahead, used = WINDOW if layout.queued else 1, layout.operands.first_use.items()
+        ahead = WINDOW if layout.queued or layout.by_block else 1
+        used = layout.operands.first_use.items()
         return {f"{role.upper()} in use": ahead * each * size for role, size in used}
     for role, k_tile_bytes in layout.operands.in_use.items():
         at_once = min(layout.k_tiles_per_task, layout.steps)

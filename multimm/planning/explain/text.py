@@ -214,8 +214,11 @@ def _handed_out(plan: MatmulPlan) -> str:
 
 
 def _tasks(plan: MatmulPlan) -> str:
-    count, panels = plan.tasks, plan.layout.row_panels
-    passes = f", in {panels} passes over the rows of C, one after another" if panels > 1 else ""
+    count, layout = plan.tasks, plan.layout
+    # Without workers Dask orders tasks: of passes there is what is read again in each.
+    panels = 1 if layout.alone and not layout.stream else layout.row_panels
+    after = ", one after another" * (not layout.alone)
+    passes = f", in {panels} passes over the rows of C{after}" if panels > 1 else ""
     burden = ""
     if count > MOST_TASKS:
         burden = f" (more than Dask can take: {human(count * TASK_BYTES)} in client and scheduler)"
