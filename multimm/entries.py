@@ -124,7 +124,7 @@ def _matrices(name: str, args: Args, kwargs: Kwargs) -> Product:
         raise LeftToDaskError(
             f"{name} of {ndims[0]}-D and {ndims[1]}-D operands is not a matrix product"
         )
-    if name == "dot" and (max(ndims) > 2 or max(ndims) == 1):  # of vectors Dask has a scalar
+    if name == "dot" and max(ndims) != 2:  # of two vectors Dask has a scalar
         last = -1, -min(ndims[1], 2)
         return _steps(_as_dask_sums(tensordot_steps(args[0], args[1], last, own_chunks)))
     wide = _dtype_of_sums(*(x.dtype for x in arrays))

@@ -25,13 +25,13 @@ _COST = {
 #: adding included they take 0.9 to 1.3 times as long as sgemm and dgemm (4000 squares, two cores
 #: that others used, too). Tensor cores take as long as for packed TF32 (H100: 650 TFLOP/s of both).
 _EXACT_COST = {"tf32": 0.09, "float32": 1.25, "float64": 2.5}
-#: Wide ones by bytes of a sum, in digits; how large their numbers are no plan knows. Of small ones
-#: products take as long as in float64 (2000 and 4000 squares on one core of an x86 server).
-_DIGITS_COST = {4: 7.7, 8: 15.5}
 #: Of these, those of tensor cores, whose operands each product packs for itself.
 ON_TENSOR_CORES = "tf32"
-#: And those of wide integers (`multimm.gpu.integers.digits`).
+#: Instead of a format, of wide integers: float64, if need be in digits (`multimm.gpu.integers`).
 DIGITS = "digits"
+#: What they cost, by bytes of a sum, where all have digits: how large they are no plan knows. Small
+#: ones take as long as in float64 (2000 and 4000 squares on one core of an x86 server).
+_DIGITS_COST = {4: 7.7, 8: 15.5}
 #: The precision of float64 blocks that each product packs as residues (`multimm.gpu.residues`).
 BY_RESIDUES = "float64"
 #: The same of packed blocks, by precision (H200: 184, 597 and 95 TFLOP/s).

@@ -1,9 +1,9 @@
 """Products of integers by the float products of a library, in stretches of k that are exact.
 
 NumPy multiplies integers by loops, 34 to 130 times slower than float32, and CuPy by a kernel
-without tensor cores. A float product of the same numbers is exact as long as no
-sum can leave the integers that its format holds. So k is cut where one could, and what the
-stretches make is added in integers. Numbers too large for that are cut themselves, into `digits`.
+without tensor cores. A float product of the same numbers is exact as long as no sum can leave the
+integers that its format holds. So k is cut where one could, and what the stretches make is added in
+integers. Numbers too large for that are cut themselves, into `digits`.
 
 How long a stretch may be, and what has digits, depends on the largest elements that there are:
 reading them takes a pass over the operands, which is little beside a product.
@@ -24,9 +24,9 @@ from multimm.gpu.integers.digits import WHOLE, Digits
 Array = Any
 DType = np.dtype[Any]
 
-#: Time of a product of so many bytes beside one in float64, and how many terms are multiplied while
-#: a sum is converted and added (one core of an x86 server: 130 to 160).
-SPEED, ADDING = {"float32": 0.5, "float64": 1.0}, 150
+#: Time of a product by its format, beside one in float64, and how many terms are multiplied while a
+#: sum is converted and added (one core of an x86 server: 130 to 160).
+SECONDS, ADDING = {"float32": 0.5, "float64": 1.0}, 150
 #: Terms of a stretch, at least: shorter ones are added for longer than they save.
 LEAST = 32
 #: Longer stretches are no faster, and their operands take more memory as floats, digits more than
@@ -76,7 +76,7 @@ def cut(most_a: int, most_b: int, k: int, bits: int = 0) -> Cut | None:
         # A float holds the factors, too.
         if max(end_a, end_b) <= held and length >= max(1, min(k, LEAST)):
             products = len(digits.pairs(a, b, bits)) if bits else 1
-            seconds = products * SPEED[name] * (1 + ADDING / length)
+            seconds = products * SECONDS[name] * (1 + ADDING / length)
             options.append((seconds, Cut(name, length, a, b)))
     return min(options, key=lambda option: option[0])[1] if options else None
 

@@ -21,7 +21,8 @@ DType = np.dtype[Any]
 
 #: The precision of `multimm.gpu.emulated` whose one product of FP16 numbers integers use.
 TENSOR_CORES = "tf32"
-#: Instead of a format, of wide integers: float64, if need be in digits.
+#: Instead of a format, of wide integers: float64, if need be in digits. As in
+#: `multimm.planning.problem`.
 DIGITS = "digits"
 
 
