@@ -1,4 +1,4 @@
-// Products of residues: D = A * B' mod p for each modulus p, on the tensor cores of sm_90a.
+// Products of residues: D = A * B' mod p for each plane's modulus p, on the tensor cores of sm_90a.
 //
 //   A      count planes of packed tiles [R / 64][slabs][64][128] int8, R = m rounded up to 128
 //   B      likewise of n rows: row j of B is column j of the product
@@ -10,7 +10,7 @@
 // With LOWER defined D is square, and its tiles above the diagonal are left as they are.
 //
 // One thread block per multiprocessor computes tiles of 128 x TILE_N, one after the other, of one
-// modulus and then of the next; the ring of slots is that of sgemm_split.cu:
+// plane and then of the next; the ring of slots is that of sgemm_split.cu:
 //
 //            TILE_N            slot:  A rows 0-63 | A rows 64-127 | B rows 0-63 | B rows 64-127 ..
 //        +------------+
@@ -49,15 +49,16 @@ constexpr int STEPS = K_OF_TILE / 32;
 
 static_assert(TILE_N % 64 == 0, "columns are stored 32 at a time, and B is packed in tiles of 64");
 
+// Of each plane.
 struct Moduli {
-  int modulus[MOST_MODULI];
-  float inverse[MOST_MODULI];
+  int modulus[MOST_PLANES];
+  float inverse[MOST_PLANES];
 };
 
 using Place = RingPlace<SLOTS>;
 using Ring = SlotRing<SLOTS, SLOT_BYTES>;
 
-// The tiles of D, modulus after modulus: bands of BAND rows of them, column by column.
+// The tiles of D, plane after plane: bands of BAND rows of them, column by column.
 struct Work {
   unsigned rows, columns, count;
 #ifdef LOWER
@@ -74,16 +75,18 @@ struct Work {
   }
 #endif
   __device__ __forceinline__ unsigned total() const { return tiles() * count; }
-  __device__ __forceinline__ int modulus(unsigned item) const { return item / tiles(); }
+  __device__ __forceinline__ int plane(unsigned item) const { return item / tiles(); }
 };
 
-// An operand: all planes, and its last row of tiles, which stands in for those beyond it.
+// An operand: all planes, and its last row of tiles, which stands in for those beyond it. With `turned`
+// 1 pairs of planes change places: the residues of conjugates.
 struct Packed {
   const char* tiles;
   index_t panels, slabs;
+  int turned;
   __device__ __forceinline__ const char* at(int plane, index_t panel) const {
     const index_t own = panel < panels ? panel : panels - 1;
-    return tiles + (plane * panels + own) * slabs * BYTES_OF_TILE;
+    return tiles + ((plane ^ turned) * panels + own) * slabs * BYTES_OF_TILE;
   }
 };
 
@@ -94,7 +97,7 @@ __device__ __forceinline__ void copy_operands(const Ring& ring, const Work& work
   const unsigned total = work.total();
   for (unsigned item = blockIdx.x; item < total; item += gridDim.x) {
     const TileIndex tile = work.tile(item);
-    const int plane = work.modulus(item);
+    const int plane = work.plane(item);
     const char* from[A_TILES + B_TILES];
 #pragma unroll
     for (int i = 0; i < A_TILES + B_TILES; ++i) {
@@ -184,8 +187,9 @@ __device__ __forceinline__ void store(const int (&sums)[SUMS], unsigned char* d,
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     residue_mma(index_t m, index_t n, index_t slabs, int count,
-                const __grid_constant__ Moduli moduli, const char* __restrict__ a_tiles,
-                const char* __restrict__ b_tiles, unsigned char* __restrict__ d, index_t ldd) {
+                const __grid_constant__ Moduli moduli, const char* __restrict__ a_tiles, int turned_a,
+                const char* __restrict__ b_tiles, int turned_b, unsigned char* __restrict__ d,
+                index_t ldd) {
   extern __shared__ char memory[];
   const Ring ring(memory);
   if (threadIdx.x == 0) ring.begin(GROUPS * (GROUP_THREADS / 32));
@@ -199,8 +203,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   if (role == GROUPS) {
     fewer_registers<COPY_REGISTERS>();
     if (threadIdx.x % GROUP_THREADS == 0) {
-      copy_operands(ring, work, {a_tiles, rows * A_TILES, slabs},
-                    {b_tiles, ceil_div(n, TILE_M) * A_TILES, slabs});
+      copy_operands(ring, work, {a_tiles, rows * A_TILES, slabs, turned_a},
+                    {b_tiles, ceil_div(n, TILE_M) * A_TILES, slabs, turned_b});
     }
   } else {
     more_registers<MULTIPLY_REGISTERS>();
@@ -211,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       int sums[SUMS];
       multiply_tile(sums, ring, place, slabs, role);
       const TileIndex tile = work.tile(item);
-      const int plane = work.modulus(item), thread = threadIdx.x % GROUP_THREADS;
+      const int plane = work.plane(item), thread = threadIdx.x % GROUP_THREADS;
       const index_t row = tile.row * TILE_M + role * ROWS_OF_TILE + thread / 32 * 16 + thread % 32 / 4;
       store(sums, d + (plane * rows * TILE_M + row) * ldd + tile.col * TILE_N, ldd,
             moduli.modulus[plane], moduli.inverse[plane]);

@@ -1,32 +1,35 @@
-// Packs a float64 operand as residues of integers, for residue_mma.cu (common/residues.cuh).
+// Packs an operand as residues of integers, for residue_mma.cu (common/residues.cuh).
 //
-//   x  rows x k     op(A), or the transpose of op(B); lines ld elements apart
+//   x  rows x k     op(A), or the transpose of op(B); lines ld elements of PARTS numbers apart
 //   squares, lowest of each row: what residue_rows.cu has found
 //   limit           what the norm of a row's integers may be, before these are rounded
-//   tiles[count][R / 64][S][64][128] int8, R = rows rounded up to 128 and S = ceil(k / 128); zeros
-//                   where x has no elements
+//   tiles[PARTS count][R / 64][S][64][128] int8, R = rows rounded up to 128 and S = ceil(k / 128);
+//                   zeros where x has no elements
 //   scales[rows]    s of each row
-//   large[rows]     how many integers of the row are at least 1/2, 1/4 and 1/8 of their mean square,
-//                   21 bits each
+//   large[PARTS][rows]  how many parts of the row's elements are at least 1/2, 1/4 and 1/8 of the root
+//                   of the mean square of all parts, 21 bits each
 //
-// A row is scaled so that its norm just stays below `limit`; where all its elements are integers
+// A row is scaled so that its norm just stays below `limit`; where all its numbers are integers
 // before, no further: then nothing is rounded.
 //
 // Element (r, c) of a tile lies at byte 128 r + (c ^ 16 (r % 8)): see common/wgmma.cuh. A thread block
-// packs a tile; of 16 neighbours along k, a piece, one thread makes the 16 bytes for each modulus.
+// packs a tile; of 16 / PARTS neighbours along k, a piece, one thread makes all bytes.
 //
-// Cost: 8 bytes read and `count` written of each element; 3 operations in float64 for each byte.
+// Cost: each element is read once, and PARTS `count` bytes are written; 3 operations in float64 for
+// each byte, 4 where PARTS is 2.
 
 #ifdef __CLANGD__
 #define ALONG_K 1
+#define PARTS 1
+#define SINGLE 0
 #endif
-#ifndef ALONG_K
-#error "ALONG_K must be defined: see multimm.gpu.residues.launch"
+#if !defined(ALONG_K) || !defined(PARTS) || !defined(SINGLE)
+#error "ALONG_K, PARTS and SINGLE must be defined: see multimm.gpu.residues.launch"
 #endif
 
 #include "common/residues.cuh"
 
-constexpr int THREADS = 256, PIECE = 16, PIECES = K_OF_TILE / PIECE, LANE_ROWS = 32 / PIECES;
+constexpr int THREADS = 256, PIECE = 16 / PARTS, PIECES = K_OF_TILE / PIECE, LANE_ROWS = 32 / PIECES;
 constexpr int FIELD = 21;                       // bits of what is counted of a row
 constexpr double ROUNDER = 6755399441055744.0;  // 1.5 * 2^52: added, it rounds to integers
 constexpr double HALF = 1 << 28;                // an integer is high * 2^28 + low
@@ -34,36 +37,49 @@ constexpr double HALF = 1 << 28;                // an integer is high * 2^28 + l
 struct Moduli {
   double modulus[MOST_MODULI], inverse[MOST_MODULI];
   double half[MOST_MODULI];  // 2^28, modulo each
+  double root[MOST_MODULI];  // of -1, where PARTS is 2
 };
 
-// Sixteen integers of a row.
-struct Piece {
-  double high[PIECE], low[PIECE];
+// One of them.
+struct Modulus {
+  double half, inverse, root;
+  unsigned modulus;
+};
 
-  __device__ __forceinline__ void take(int i, double integer) {
-    high[i] = fma(integer, 1 / HALF, ROUNDER) - ROUNDER;
-    low[i] = fma(-HALF, high[i], integer);
+// Integers of a row that are neighbours.
+struct Piece {
+  double high[PARTS][PIECE], low[PARTS][PIECE];
+
+  __device__ __forceinline__ void take(int part, int i, double integer) {
+    high[part][i] = fma(integer, 1 / HALF, ROUNDER) - ROUNDER;
+    low[part][i] = fma(-HALF, high[part][i], integer);
   }
-  // The residue of one of them: its lowest byte counts. `smaller` is below 2^36, so that the multiple
-  // of the modulus is right, and the last 32 bits of both are enough.
-  __device__ __forceinline__ unsigned residue(int i, double half, double inverse,
-                                              unsigned modulus) const {
-    const double smaller = fma(high[i], half, low[i]);
+  // The residue of one of them: its lowest byte counts. `smaller` is below 2^36, or 2^44 of two parts,
+  // so that the multiple of the modulus is right, and the last 32 bits of both are enough.
+  __device__ __forceinline__ unsigned residue(int i, const Modulus& of) const {
+    double smaller = fma(high[0][i], of.half, low[0][i]);
+#if PARTS == 2
+    smaller = fma(of.root, fma(high[1][i], of.half, low[1][i]), smaller);
+#endif
     return __double2loint(smaller + ROUNDER) -
-           modulus * __double2loint(fma(smaller, inverse, ROUNDER));
+           of.modulus * __double2loint(fma(smaller, of.inverse, ROUNDER));
   }
-  __device__ __forceinline__ unsigned four(int i, double half, double inverse,
-                                           unsigned modulus) const {
-    const unsigned first = __byte_perm(residue(i, half, inverse, modulus),
-                                       residue(i + 1, half, inverse, modulus), 0x0040);
-    const unsigned second = __byte_perm(residue(i + 2, half, inverse, modulus),
-                                        residue(i + 3, half, inverse, modulus), 0x0040);
+  __device__ __forceinline__ unsigned four(int i, const Modulus& of) const {
+    const unsigned first = __byte_perm(residue(i, of), residue(i + 1, of), 0x0040);
+    const unsigned second = __byte_perm(residue(i + 2, of), residue(i + 3, of), 0x0040);
     return __byte_perm(first, second, 0x5410);
+  }
+  __device__ __forceinline__ void write(signed char* to, const Modulus& of) const {
+#if PARTS == 1
+    *reinterpret_cast<uint4*>(to) = uint4{four(0, of), four(4, of), four(8, of), four(12, of)};
+#else
+    *reinterpret_cast<uint2*>(to) = uint2{four(0, of), four(4, of)};
+#endif
   }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    residue_pack(const double* __restrict__ x, index_t ld, index_t rows, index_t k,
+    residue_pack(const real_t* __restrict__ x, index_t ld, index_t rows, index_t k,
                  const double* __restrict__ squares, const int* __restrict__ lowest, double limit,
                  int count, const __grid_constant__ Moduli moduli, signed char* __restrict__ tiles,
                  int* __restrict__ scales, unsigned long long* __restrict__ large,
@@ -95,53 +111,60 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         atomicMax(&summary->norm, ~static_cast<unsigned long long>(__double_as_longlong(norm)));
       }
     }
-    const double unit = power(scale), mean = norm / sqrt(static_cast<double>(k));
+    const double unit = power(scale), mean = norm / sqrt(static_cast<double>(k * PARTS));
     const int left = there ? clip(k - c, PIECE) : 0;
-    const double* const from = x + (ALONG_K ? r * ld + c : c * ld + r);
+    const real_t* const from = x + (ALONG_K ? r * ld + c : c * ld + r) * PARTS;
     Piece piece;
-    unsigned beyond[3] = {};
+    unsigned beyond[PARTS] = {};  // three counts, a byte each
 #pragma unroll
     for (int e = 0; e < PIECE; ++e) {
-      const double integer = rint((e < left ? from[ALONG_K ? e : e * ld] : 0.0) * unit);
-      const double size = fabs(integer);
-      beyond[0] += size >= mean * 0.5;
-      beyond[1] += size >= mean * 0.25;
-      beyond[2] += size >= mean * 0.125;
-      piece.take(e, integer);
+#pragma unroll
+      for (int part = 0; part < PARTS; ++part) {
+        const real_t own_part = e < left ? from[(ALONG_K ? e : e * ld) * PARTS + part] : real_t(0);
+        const double integer = rint(own_part * unit), size = fabs(integer);
+        beyond[part] += size >= mean * 0.5;
+        beyond[part] += (size >= mean * 0.25) << 8;
+        beyond[part] += (size >= mean * 0.125) << 16;
+        piece.take(part, e, integer);
+      }
     }
     // Of the lanes that have the row: 128 at most, each in a byte.
-    unsigned counts = beyond[0] | beyond[1] << 8 | beyond[2] << 16;
 #pragma unroll
-    for (int apart = 1; apart < PIECES; apart *= 2) {
-      counts += __shfl_xor_sync(~0u, counts, ALONG_K ? apart : apart * LANE_ROWS);
-    }
-    if (own > 0 && place == 0) {
-      atomicAdd(&large[r], (counts & 255ull) | (counts >> 8 & 255ull) << FIELD |
-                               (counts >> 16 & 255ull) << 2 * FIELD);
+    for (int part = 0; part < PARTS; ++part) {
+      unsigned counts = beyond[part];
+#pragma unroll
+      for (int apart = 1; apart < PIECES; apart *= 2) {
+        counts += __shfl_xor_sync(~0u, counts, ALONG_K ? apart : apart * LANE_ROWS);
+      }
+      if (own > 0 && place == 0) {
+        atomicAdd(&large[part * rows + r], (counts & 255ull) | (counts >> 8 & 255ull) << FIELD |
+                                               (counts >> 16 & 255ull) << 2 * FIELD);
+      }
     }
     signed char* to = tiles + (panel * slabs + slab) * BYTES_OF_TILE + row * K_OF_TILE +
-                      (place ^ row % 8) * PIECE;
+                      (place / PARTS ^ row % 8) * 16 + place % PARTS * PIECE;
 #pragma unroll 1
     for (int l = 0; l < count; ++l) {
-      const double half = moduli.half[l], inverse = moduli.inverse[l];
-      const unsigned modulus = static_cast<unsigned>(moduli.modulus[l]);
-      *reinterpret_cast<uint4*>(to) =
-          uint4{piece.four(0, half, inverse, modulus), piece.four(4, half, inverse, modulus),
-                piece.four(8, half, inverse, modulus), piece.four(12, half, inverse, modulus)};
-      to += panels * slabs * BYTES_OF_TILE;
+      const Modulus of{moduli.half[l], moduli.inverse[l], moduli.root[l],
+                       static_cast<unsigned>(moduli.modulus[l])};
+#pragma unroll
+      for (int part = 0; part < PARTS; ++part, to += panels * slabs * BYTES_OF_TILE) {
+        piece.write(to, {of.half, of.inverse, part ? -of.root : of.root, of.modulus});
+      }
     }
   }
 }
 
-// The fewest large elements of any row that is not 0.
+// The fewest large numbers of any row that is not 0, and of any part.
 extern "C" __global__ void __launch_bounds__(THREADS)
     residue_fewest(index_t rows, const double* __restrict__ squares,
                    const unsigned long long* __restrict__ large, Summary* summary) {
   for (index_t r = blockIdx.x * static_cast<index_t>(THREADS) + threadIdx.x; r < rows;
        r += static_cast<index_t>(gridDim.x) * THREADS) {
     if (squares[r] == 0) continue;
-    for (int t = 0; t < 3; ++t) {
-      atomicMax(&summary->large[t], ~(large[r] >> t * FIELD & ((1ull << FIELD) - 1)));
+    for (int i = 0; i < PARTS * 3; ++i) {
+      const unsigned long long counts = large[i / 3 * rows + r];
+      atomicMax(&summary->large[i % 3], ~(counts >> i % 3 * FIELD & ((1ull << FIELD) - 1)));
     }
   }
 }

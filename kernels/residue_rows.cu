@@ -1,20 +1,22 @@
-// What decides how the rows of a float64 operand become integers (common/residues.cuh).
+// What decides how the rows of an operand become integers (common/residues.cuh).
 //
-//   x  rows x k     op(A), or the transpose of op(B); lines ld elements apart
+//   x  rows x k     op(A), or the transpose of op(B); lines ld elements of PARTS numbers apart
 //   squares[rows]   the sum of each row's squares
-//   lowest[rows]    the largest e for which all elements of the row are integers times 2^e
+//   lowest[rows]    the largest e for which all numbers of the row are integers times 2^e
 //   summary         of all rows: which are refused, bits, and |a|_1 / |a|_2
 //
 // Rows that lie along k: a thread block each. Else 32 neighbouring ones, a lane each, and every warp
 // has the k of its number, of 32. Sums are added in an order that sizes alone decide.
 //
-// Cost: 8 bytes read of each element.
+// Cost: each element is read once.
 
 #ifdef __CLANGD__
 #define ALONG_K 1
+#define PARTS 1
+#define SINGLE 0
 #endif
-#ifndef ALONG_K
-#error "ALONG_K must be defined: see multimm.gpu.residues.launch"
+#if !defined(ALONG_K) || !defined(PARTS) || !defined(SINGLE)
+#error "ALONG_K, PARTS and SINGLE must be defined: see multimm.gpu.residues.launch"
 #endif
 
 #include "common/residues.cuh"
@@ -29,6 +31,10 @@ struct Found {
   unsigned long long largest;  // bits of the largest |x|
   int lowest;
 
+  __device__ __forceinline__ void take_element(const real_t* from) {
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) take(from[part]);
+  }
   __device__ __forceinline__ void take(double x) {
     const unsigned long long bits = __double_as_longlong(x) & 0x7fffffffffffffffull;
     if (bits == 0) return;
@@ -70,15 +76,15 @@ __device__ __forceinline__ void tell(const Found& row, index_t at, double* squar
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    residue_rows(const double* __restrict__ x, index_t ld, index_t rows, index_t k,
+    residue_rows(const real_t* __restrict__ x, index_t ld, index_t rows, index_t k,
                  double* __restrict__ squares, int* __restrict__ lowest, Summary* summary) {
   __shared__ Found of_warps[WARPS][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   Found found{0.0, 0.0, 0, NO_BIT};
 #if ALONG_K
   const index_t row = blockIdx.x;
-  const double* const from = x + row * ld;
-  for (index_t c = threadIdx.x; c < k; c += THREADS) found.take(from[c]);
+  const real_t* const from = x + row * ld * PARTS;
+  for (index_t c = threadIdx.x; c < k; c += THREADS) found.take_element(from + c * PARTS);
 #pragma unroll
   for (int apart = 1; apart < 32; apart *= 2) found.add(found.of_lane(apart));
   if (lane == 0) of_warps[warp][0] = found;
@@ -90,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #else
   const index_t row = static_cast<index_t>(blockIdx.x) * 32 + lane;
   if (row < rows) {
-    for (index_t c = warp; c < k; c += WARPS) found.take(x[c * ld + row]);
+    for (index_t c = warp; c < k; c += WARPS) found.take_element(x + (c * ld + row) * PARTS);
   }
   of_warps[warp][lane] = found;
   __syncthreads();

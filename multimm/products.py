@@ -20,6 +20,7 @@ from multimm.gpu.integers.gemm import TENSOR_CORES, format_of
 from multimm.gpu.integers.overflow import warn_of_overflow
 from multimm.gpu.kernel_selection import Precision, check_held
 from multimm.gpu.problem import check_beta
+from multimm.gpu.residues.formats import FORMATS
 from multimm.graph.array import build
 from multimm.graph.block_task import Key
 from multimm.graph.data_location import (
@@ -155,8 +156,12 @@ class Product(NamedTuple):
         # Of shapes alone nobody knows where they will lie: on the GPUs, if there are any.
         hosted = self._hosted(on)
         on_gpus = gpu or hosted or not self._arrays
-        pack, exact = self._pack_scheme(on, on_gpus), self._exact(on, on_gpus)
-        problem = self._problem(pack, exact, on, holders, hosted=hosted)
+        units = {
+            "pack": self._pack_scheme(on, on_gpus),
+            "int8": self._int8(on, on_gpus),
+            "exact": self._exact(on, on_gpus),
+        }
+        problem = self._problem(on, holders, hosted=hosted, **units)
         plan = partial(plan_matmul, cluster=on, precision=self.step.precision, options=self.options)
         made = [plan(problem)]
         if {*"ab"} <= {*problem.uploaded} and (made[0].bytes_spilled or on.workers == 1):
@@ -211,10 +216,19 @@ class Product(NamedTuple):
         # The real numbers in them.
         narrow |= step.accumulate == "complex64" and "complex64" in map(str, dtypes[:2])
         scheme: str = scheme_of(step.precision, self.a.dtype, self.b.dtype)
-        if {*map(str, dtypes), step.accumulate} == {BY_RESIDUES} and step.precision != "ieee":
-            narrow, scheme = True, BY_RESIDUES
+        if self._int8(cluster, gpu) and step.accumulate != "complex64":
+            return BY_RESIDUES
         able = gpu and all(scheme in device.packs for device in cluster.devices)
         return scheme if able and narrow else ""
+
+    def _int8(self, cluster: ClusterSpec, gpu: bool) -> bool:
+        """Whether INT8 tensor cores multiply operands of its dtype by residues."""
+        step = self.step
+        alike = {str(self.a.dtype), str(self.b.dtype), step.dtype} == {step.accumulate}
+        able = gpu and all(BY_RESIDUES in device.packs for device in cluster.devices)
+        if not (able and alike and step.accumulate in FORMATS):
+            return False
+        return FORMATS[step.accumulate].keeps(step.precision)
 
     def _exact(self, cluster: ClusterSpec, gpu: bool) -> str:
         """The format that integers are multiplied in (`format_of`), empty for other operands."""
@@ -224,7 +238,7 @@ class Product(NamedTuple):
         )
 
     def _problem(
-        self, pack: str, exact: str, cluster: ClusterSpec, holders: Holders, *, hosted: bool
+        self, cluster: ClusterSpec, holders: Holders, *, hosted: bool, **units: Any
     ) -> Problem:
         (a, lazy_a), (b, lazy_b) = (self._located(x, cluster, holders) for x in (self.a, self.b))
         given = {"a": self.a, "b": self.b, "c": self.c}
@@ -236,8 +250,7 @@ class Product(NamedTuple):
             accumulate=self.step.accumulate,
             c=None if self.c is None else self._located(self.c, cluster, holders).spec,
             rereadable=(_rereadable(self.a), _rereadable(self.b)),
-            pack=pack,
-            exact=exact,
+            **units,
             symmetric=self.gram,
             same=self._same,
             awaited=lazy_a or lazy_b,

@@ -75,7 +75,7 @@ def suites(quick: bool, gpu: bool) -> dict[str, Callable[[Bench], None]]:
             "packs": (1024,),
         },
         "wide-range": {"cases": (("exponents 2^40", 1024),)},
-        "dtypes": {"complex_sizes": (1024,), "integer_sizes": (1024,), "float64_sizes": (4096,)},
+        "dtypes": {"complex_sizes": (4096,), "integer_sizes": (1024,), "float64_sizes": (4096,)},
         "accuracy": {"depths": (256, 1024), "depth": 1024},
     }
     full: dict[str, Callable[..., None]] = {

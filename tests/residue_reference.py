@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from multimm.gpu.residues.certificate import LEVELS, Rows
+from multimm.gpu.residues.formats import FORMATS, Format
 from multimm.gpu.residues.moduli import residues
 
 _REST = 2**64 - 1
@@ -40,8 +41,20 @@ class LookedAt:
     sum: float
 
 
+def format_of(x: np.ndarray) -> Format:
+    """How an array's products run."""
+    return FORMATS[x.dtype.name]
+
+
+def doubles(x: np.ndarray) -> np.ndarray:
+    """Elements' parts along another axis, shape (rows, k, parts)."""
+    wide = x.astype("f8" if x.dtype.kind == "f" else "c16")
+    return wide.view("f8").reshape(*x.shape, -1)
+
+
 def looked_at(x: np.ndarray, lanes: int) -> LookedAt:
     """As residue_rows.cu does, to the bit, where `lanes` threads share a row (256, or 32 warps)."""
+    x = doubles(x)
     squares, lowest = np.empty(len(x)), np.empty(len(x), np.int32)
     refused, bits, largest_sum = 0, 0, 0.0
     for r, row in enumerate(x):
@@ -88,7 +101,7 @@ def _sums(row: np.ndarray, lanes: int) -> tuple[float, float]:
     parts = []
     for lane in range(lanes):
         square, size = 0.0, 0.0
-        for value in row[lane::lanes].tolist():
+        for value in row[lane::lanes].ravel().tolist():
             if value:
                 square = _fma(value, value, square)
                 size += abs(value)
@@ -109,7 +122,7 @@ def _sums(row: np.ndarray, lanes: int) -> tuple[float, float]:
 class Packed:
     """Rows as integers, and these as tiles of bytes."""
 
-    integers: np.ndarray  #: Python's
+    integers: np.ndarray  #: Python's, shape (parts, rows, k)
     scales: np.ndarray
     large: np.ndarray
     rounded: int
@@ -121,9 +134,11 @@ class Packed:
 
 def packed(x: np.ndarray, found: LookedAt, count: int, limit: float) -> Packed:
     """As residue_pack.cu does, of `count` moduli."""
-    rows, k = x.shape
-    integers = np.zeros((rows, k), object)
-    scales, counts = np.zeros(rows, np.int32), np.zeros((rows, 3), object)
+    of, (rows, k) = format_of(x), x.shape
+    system = of.system
+    parts = np.moveaxis(doubles(x), -1, 0)
+    integers = np.zeros(parts.shape, object)
+    scales, counts = np.zeros(rows, np.int32), np.zeros((system.parts, rows, 3), object)
     norms = []
     for r in range(rows):
         if not found.squares[r]:
@@ -135,16 +150,21 @@ def packed(x: np.ndarray, found: LookedAt, count: int, limit: float) -> Packed:
         scales[r], norm = scale, math.ldexp(norm, scale)
         if scale < -low:
             norms.append(norm)
-        integers[r] = [round(Fraction(value) * Fraction(2) ** scale) for value in x[r].tolist()]
-        mean = norm / math.sqrt(k)
-        counts[r] = [sum(abs(z) >= mean * level for z in integers[r]) for level in LEVELS]
-    own = counts[found.squares != 0]
+        mean = norm / math.sqrt(k * system.parts)
+        for part in range(system.parts):
+            own = [
+                round(Fraction(value) * Fraction(2) ** scale) for value in parts[part, r].tolist()
+            ]
+            integers[part, r] = own
+            counts[part, r] = [sum(abs(z) >= mean * level for z in own) for level in LEVELS]
+    own = counts[:, found.squares != 0].reshape(-1, 3)
     panels, slabs = -(-rows // 128) * 2, -(-k // 128)
-    padded = np.zeros((panels * 64, slabs * 128), object)
-    padded[:rows, :k] = integers
-    planes = (residues(padded, count) & 255).astype(np.uint8).view(np.int8)
+    padded = np.zeros((system.parts, panels * 64, slabs * 128), object)
+    padded[:, :rows, :k] = integers
+    planes = (residues(system, padded, count) & 255).astype(np.uint8).view(np.int8)
     return Packed(
-        integers, scales, np.array([a + (b << 21) + (c << 42) for a, b, c in counts], np.uint64),
+        integers, scales,
+        np.array([a + (b << 21) + (c << 42) for a, b, c in counts.reshape(-1, 3)], np.uint64),
         int(bool(norms)), min(norms, default=None),
         tuple(map(min, own.T)) if len(own) else None, in_tiles(planes), panels * slabs,
     )  # fmt: skip
@@ -162,5 +182,5 @@ def in_tiles(planes: np.ndarray) -> np.ndarray:
 
 def statistics(found: LookedAt, made: Packed) -> Rows:
     """What the host knows of an operand's rows."""
-    shares = tuple(few / made.integers.shape[1] for few in made.fewest)
+    shares = tuple(few / made.integers.shape[-1] for few in made.fewest)
     return Rows(bool(made.rounded), made.norm or 0.0, found.sum, shares)

@@ -124,8 +124,8 @@ def test_blocks_that_pack_a_wide_range_run_at_one_time_without_spills(precision)
     [
         ("sgemm_ffma.cu", {**REGISTRY[0].config.defines(), "TRANS_A": 0}, "must be defined"),
         ("transpose.cu", {"WORDS": 1}, "must be defined"),
-        ("residue_rows.cu", {}, "ALONG_K must be defined"),
-        ("residue_pack.cu", {}, "ALONG_K must be defined"),
+        ("residue_rows.cu", {}, "ALONG_K, PARTS and SINGLE must be defined"),
+        ("residue_pack.cu", {}, "ALONG_K, PARTS and SINGLE must be defined"),
         ("sgemm_ffma.cu", {**REGISTRY[-1].config.defines(), **PATHS[0], "BLOCK_K": 12},
          r"sgemm_ffma\.cu\(\d+\).*whole sectors"),
     ],

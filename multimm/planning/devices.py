@@ -40,7 +40,7 @@ class DeviceSpec:
         Finished blocks that do not fit are moved out (to host memory or to disk).
     packs : tuple of str
         The precisions for which blocks are packed for a GPU's tensor cores: float32 ones, and for
-        ``"float64"`` those of that dtype.
+        ``"float64"`` those of doubles and complex numbers, by residues.
     packed_gflops : tuple of (str, float)
         Rates of block products of packed operands, by precision: measured, or predicted. Where one
         is missing, it is in the shipped ratio to `gflops`.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 from math import prod
+from typing import NamedTuple
 
 from multimm.errors import ShapeError
 from multimm.planning.matrix import MatrixSpec, itemsize_of
@@ -32,14 +33,37 @@ DIGITS = "digits"
 #: What they cost, by bytes of a sum, where all have digits: how large they are no plan knows. Small
 #: ones take as long as in float64 (2000 and 4000 squares on one core of an x86 server).
 _DIGITS_COST = {4: 7.7, 8: 15.5}
-#: The precision of float64 blocks that each product packs as residues (`multimm.gpu.residues`).
+#: What devices say that multiply large matrices by residues (`multimm.gpu.residues`), and the
+#: precision of doubles there.
 BY_RESIDUES = "float64"
-#: The same of packed blocks, by precision (H200: 184, 597 and 95 TFLOP/s).
-_PACKED_COST = {"float32": 0.29, "tf32": 0.09, BY_RESIDUES: 0.56}
-#: Bytes of a packed element, by precision: two FP16 parts of it, or one; or a byte a modulus.
-_PACKED_ITEMSIZE = {"float32": 4, "tf32": 2, BY_RESIDUES: 14}
-#: The shortest side, and the fewest multiplications, for which residues are tried.
-RESIDUE_SIDE, RESIDUE_PRODUCTS = 1024, 2**35
+#: The cost of packed blocks, by precision (H200: 184 and 597 TFLOP/s).
+_PACKED_COST = {"float32": 0.29, "tf32": 0.09}
+#: Bytes of a packed element, by precision: two FP16 parts of it, or one.
+_PACKED_ITEMSIZE = {"float32": 4, "tf32": 2}
+
+
+class Residues(NamedTuple):
+    """Products of a dtype by residues, each of which packs its operands."""
+
+    cost: float  #: as `_COST`
+    itemsize: int  #: bytes of a packed element
+    #: As in `multimm.gpu.residues.formats`.
+    start: float
+    packed: float
+    joined: float
+
+    def pays(self, m: int, n: int, k: int) -> bool:
+        """Whether they are the fastest way to a product."""
+        return m * n * k >= self.start + self.packed * (m + n) * k + self.joined * m * n
+
+
+#: By the dtype of all three matrices (H200: 95 TFLOP/s of float64; 169 and 367 of complex numbers,
+#: each of which has four products).
+RESIDUES = {
+    "float64": Residues(0.56, 14, 1.3e10, 700, 1000),
+    "complex128": Residues(1.25, 30, 3e9, 200, 300),
+    "complex64": Residues(0.58, 14, 1.3e10, 500, 800),
+}
 #: Batch blocks of a stack that may be used as they come, at most: arbitrary, each is a task.
 MOST_BATCH_BLOCKS = 256
 FLOAT32 = 4  # bytes of a real number
@@ -73,6 +97,8 @@ class Problem:
     pack : str
         The precision for which blocks are packed for tensor cores, where they are large
         enough; empty if they never are.
+    int8 : bool
+        The GPUs multiply operands of its dtype by residues, where that pays.
     exact : str
         The format in which integers are multiplied exactly, ``"tf32"`` on tensor cores, and
         ``"digits"`` for wide ones, which may be cut into several numbers of float64; empty for all
@@ -104,6 +130,7 @@ class Problem:
     c: MatrixSpec | None = None
     rereadable: tuple[bool, bool] = (False, False)
     pack: str = ""
+    int8: bool = False
     exact: str = ""
     symmetric: bool = False
     same: str = ""
@@ -205,9 +232,9 @@ class Problem:
     def packable(self) -> bool:
         """Whether the product is large enough for blocks that are packed, once or by each product.
 
-        Complex ones are packed by each product alone, and those of float64.
+        Complex ones are packed by each product alone, and residues.
         """
-        plain = self.real_products == 1 and self.pack != BY_RESIDUES
+        plain = self.real_products == 1 and not self.by_residues
         return self._large and not self.batch_shape and plain
 
     @cached_property
@@ -225,15 +252,21 @@ class Problem:
     @property
     def _large(self) -> bool:
         """Each matrix is large enough, and there is a precision to pack for."""
-        if self.pack == BY_RESIDUES:
-            sides = self.m, self.n, self.k
-            return min(sides) >= RESIDUE_SIDE and prod(sides) >= RESIDUE_PRODUCTS
+        if self.by_residues or self.pack == BY_RESIDUES:
+            return self.by_residues
         worth = self.m * self.n >= PACKED_SHARE * (self.m + self.n)
         return bool(self.pack) and self.k >= PACKED_K_TILE and worth
 
     @cached_property
+    def by_residues(self) -> bool:
+        """Whether block products are expected to run by residues."""
+        return self.int8 and RESIDUES[self.accumulate].pays(self.m, self.n, self.k)
+
+    @cached_property
     def packed_itemsize(self) -> int:
         """Bytes of an element once it is packed, 0 where none ever is."""
+        if self.by_residues:
+            return RESIDUES[self.accumulate].itemsize
         return _PACKED_ITEMSIZE.get(self.scheme, 0)
 
     @property
@@ -245,7 +278,7 @@ class Problem:
     def real_products(self) -> int:
         """Multiplications of real numbers for each one of the product's."""
         reals = [self.reals(role) for role in ("a", "b")]
-        return prod(reals) if self.accumulate == "complex64" else 1
+        return prod(reals) if self.accumulate == "complex64" and not self.by_residues else 1
 
     def reals(self, role: str) -> int:
         """Real numbers in an element of an operand."""
@@ -258,7 +291,7 @@ class Problem:
         B's beside a complex A are squares of four numbers (`multimm.gpu.complex_gemm`). A's are
         not written where its rows are contiguous; nobody knows.
         """
-        if self.accumulate != "complex64" or self.reals(role) == 1:
+        if self.accumulate != "complex64" or self.by_residues or self.reals(role) == 1:
             return 0
         return FLOAT32 * (self.real_products if role == "b" else self.reals(role))
 
@@ -273,8 +306,10 @@ class Problem:
             return _DIGITS_COST.get(self.sum_bytes, _EXACT_COST["float64"])
         if self.exact:
             return _EXACT_COST[self.exact]
+        if self.by_residues:
+            return RESIDUES[self.accumulate].cost
         if self.packs:
             return _PACKED_COST[self.pack] * self.real_products
-        if self.pack == BY_RESIDUES:  # the GPUs that have them multiply float64 as fast as float32
-            return 1.0
+        if self.pack == BY_RESIDUES:  # GPUs that say so multiply doubles as fast as float32
+            return _COST[self.accumulate] / 2
         return _COST.get(self.accumulate, 1.0)

@@ -23,6 +23,7 @@ from cuda_on_cpu.program import Program, started
 from cuda_on_cpu.residuals import residual_cases
 from cuda_on_cpu.residues import join_cases, residue_pack_cases, row_cases
 from cuda_on_cpu.split_products import split_cases
+from multimm.gpu.residues.formats import FORMATS
 from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.simt.configs import REGISTRY, TileConfig
 from multimm.gpu.simt.thin import OUTER_COLS, ThinConfig, axpy_config, dot_config, outer_config
@@ -209,16 +210,12 @@ def integer_pack(bytes_: int, signed: int) -> Variant:
     return Variant("integer_pack.cu", tuple(defines.items()), lambda: integer_pack_cases(defines))
 
 
-def residue_rows(along_k: int) -> Variant:
-    """What decides how rows become integers."""
-    defines = (("ALONG_K", along_k),)
-    return Variant("residue_rows.cu", defines, lambda: row_cases(bool(along_k)))
-
-
-def residue_pack(along_k: int) -> Variant:
-    """Rows as residues of integers."""
-    defines = (("ALONG_K", along_k),)
-    return Variant("residue_pack.cu", defines, lambda: residue_pack_cases(bool(along_k)))
+def residues(name: str, dtype: str, **more: int) -> Variant:
+    """What is around products of residues: rows, packing, and joining."""
+    made = {"rows": row_cases, "pack": residue_pack_cases, "join": join_cases}[name]
+    defines = (*more.items(), *FORMATS[dtype].defines)
+    given = [bool(x) for x in more.values()]
+    return Variant(f"residue_{name}.cu", defines, lambda: made(*given, dtype))
 
 
 _WARP = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 8, "WARP_M": 32, "WARP_N": 32, "THREAD_M": 8,
@@ -302,11 +299,9 @@ TABLE: tuple[Variant, ...] = (
     integer_pack(1, 1),
     integer_pack(1, 0),
     integer_pack(2, 1),
-    residue_rows(0),
-    residue_rows(1),
-    residue_pack(0),
-    residue_pack(1),
-    Variant("residue_join.cu", (), join_cases),
+    *(residues(name, dtype, ALONG_K=along)
+      for dtype in FORMATS for name in ("rows", "pack") for along in (0, 1)),
+    *(residues("join", dtype) for dtype in FORMATS),
     ladder("1_naive", Tile(16, 16, 8, 256), BLOCK=16),
     ladder("2_coalesced", Tile(16, 16, 8, 256), BLOCK=16),
     ladder("3_shared_tile", Tile(16, 16, 16, 256), BLOCK=16),

@@ -8,47 +8,62 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from residue_reference import looked_at, packed, summary
+from residue_reference import format_of, looked_at, packed, summary
 
 from cuda_on_cpu.operands import Operand, placed
 from cuda_on_cpu.products import Case
 from cuda_on_cpu.program import Buffer, Launch, Pointer, Struct
-from multimm.gpu.residues.moduli import MODULI, norm_limit, product_of, residues, weights
+from multimm.gpu.residues.formats import FORMATS
+from multimm.gpu.residues.moduli import MOST, norm_limit, product_of, residues, weights
 
 THREADS = 256
 #: Rows, k, and what the lines are longer by; elements in front.
 _SHAPES = ((1, 1, 0, 0), (3, 17, 5, 1), (130, 129, 2, 3), (33, 300, 0, 1), (70, 1100, 1, 0))
 
 
+def reals(x: np.ndarray) -> np.ndarray:
+    """A complex matrix as twice as many columns of real numbers."""
+    return np.ascontiguousarray(x).view(x.real.dtype)
+
+
 def stored(x: np.ndarray, along_k: bool, extra: int, offset: int) -> Operand:
-    """Rows in lines, or across them."""
-    lines = x if along_k else x.T
-    return placed((1, *lines.shape), "f8", extra=extra, offset=offset).holding(lines[None])
+    """Rows in lines, or across them; of real numbers, `offset` of which lie in front."""
+    lines, parts = reals(x if along_k else x.T), format_of(x).system.parts
+    empty = placed((1, *lines.shape), lines.dtype.str[1:], extra=parts * extra, offset=offset)
+    return empty.holding(lines[None])
 
 
-def _matrices() -> Iterator[tuple[str, np.ndarray, int, int]]:
+def _matrices(dtype: str) -> Iterator[tuple[str, np.ndarray, int, int]]:
     """Rows of many kinds, all to be taken."""
-    for seed, (rows, k, extra, offset) in enumerate(_SHAPES):
+    parts, single = FORMATS[dtype].system.parts, FORMATS[dtype].single
+
+    def made(x: np.ndarray) -> np.ndarray:
+        return x.astype("f4" if single else "f8").view(dtype)
+
+    # Of complex numbers what their parts add to it.
+    for seed, (rows, k, extra, offset) in enumerate(_SHAPES if parts == 1 else _SHAPES[1:4]):
         rng = np.random.default_rng(seed)
-        normal = rng.standard_normal((rows, k))
-        yield "normal", normal, extra, offset
-        yield "integers", rng.integers(-99, 100, (rows, k)).astype(float), extra, offset
-    mixed = np.ldexp(rng.standard_normal((40, 150)), rng.integers(-300, 300, (40, 1)))
+        normal = rng.standard_normal((rows, k * parts))
+        yield "normal", made(normal), extra, offset
+        integers = rng.integers(-99, 100, (rows, k * parts))
+        yield "integers", made(integers.astype(float)), extra, offset
+    far = 60 if single else 300
+    mixed = np.ldexp(rng.standard_normal((40, 150)), rng.integers(-far, far, (40, 1)))
     mixed[::7] = 0  # whole rows
-    mixed[3] = np.ldexp(rng.integers(-9, 9, 150).astype(float), -350)
-    mixed[5] = np.where(np.arange(150) == 149, -(2.0**399), 0)
-    mixed[6, 100:] = 5e-324  # beside it no row is an integer of few bits
-    yield "mixed", mixed, 3, 1
-    yield "zeros", np.zeros((5, 140)), 0, 0
+    mixed[3] = np.ldexp(rng.integers(-9, 9, 150).astype(float), -80 if single else -350)
+    mixed[5] = np.where(np.arange(150) == 149, -(2.0 ** (90 if single else 399)), 0)
+    mixed[6, 100:] = 1e-45 if single else 5e-324  # beside it no row is an integer of few bits
+    yield "mixed", made(mixed), 3, 1
+    yield "zeros", made(np.zeros((5, 140))), 0, 0
 
 
-def row_cases(along_k: bool) -> Iterator[Case]:
+def row_cases(along_k: bool, dtype: str) -> Iterator[Case]:
     """Rows that are taken, and matrices with a row that is refused."""
     seed = 0
-    for what, x, extra, offset in _matrices():
+    for what, x, extra, offset in _matrices(dtype):
         yield _row_case(what, x, stored(x, along_k, extra, offset), along_k, seed := seed + 1)
-    for odd in (np.inf, -np.inf, np.nan, 1e-200, 1e200):
-        x = np.random.default_rng(1).standard_normal((35, 40))
+    for odd in (np.inf, -np.inf, np.nan, *(() if FORMATS[dtype].single else (1e-200, 1e200))):
+        x = np.random.default_rng(1).standard_normal((35, 40)).astype(dtype)
         x[34] = np.where(np.arange(40) == 39, odd, 0)
         x[:3] = 0
         yield _row_case(f"{odd}", x, stored(x, along_k, 1, 0), along_k, seed := seed + 1)
@@ -57,7 +72,7 @@ def row_cases(along_k: bool) -> Iterator[Case]:
 def _row_case(what: str, x: np.ndarray, given: Operand, along_k: bool, seed: int) -> Case:
     rows, k = x.shape
     found = looked_at(x, THREADS if along_k else 32)
-    pointer, ld, _ = given.arguments(0)
+    pointer, ld = _argument(x, given)
     before = [given.buffer, Buffer.of(np.full(rows, np.nan)), Buffer.of(np.full(rows, 7, "i4")),
               Buffer.of(summary())]  # fmt: skip
     words = summary(refused=found.refused, bits=found.bits, sum=found.sum)
@@ -65,22 +80,35 @@ def _row_case(what: str, x: np.ndarray, given: Operand, along_k: bool, seed: int
     launch = Launch(
         "residue_rows", (grid, 1, 1), threads,
         [pointer, ld, rows, k, Pointer(1), Pointer(2), Pointer(3)], before, seed=seed,
-        what=f"residue_rows {rows} x {k}, {what}, {along_k=}",
+        what=f"residue_rows {rows} x {k} {x.dtype}, {what}, {along_k=}",
     )  # fmt: skip
     after = [before[0], *map(Buffer.of, (found.squares, found.lowest, words))]
     return Case(launch, after)
 
 
-def residue_pack_cases(along_k: bool) -> Iterator[Case]:
-    """Of all rows that are taken: rounded for one modulus, for 14 and 16, and not at all."""
-    for seed, (what, x, extra, offset) in enumerate(_matrices()):
+def _argument(x: np.ndarray, given: Operand) -> tuple[Pointer, int]:
+    """Where a matrix lies, and how many elements its lines are apart."""
+    pointer, ld, _ = given.arguments(0)
+    return pointer, ld // format_of(x).system.parts
+
+
+def residue_pack_cases(along_k: bool, dtype: str) -> Iterator[Case]:
+    """Of all rows that are taken: rounded for one modulus, for the usual ones and 16, and not."""
+    of = FORMATS[dtype]
+    for seed, (what, x, extra, offset) in enumerate(_matrices(dtype)):
         exact = what in ("integers", "zeros")
-        for count in (1, 14, 16) if x.size < 9999 else (2,):
-            limit = norm_limit(count, x.shape[1]) if count > 2 else 2.0**30
-            if exact and count == 14:
+        for count in (1, of.usual, MOST) if x.size < 9999 else (2,):
+            limit = norm_limit(of.system, count, x.shape[1]) if count > 2 else 2.0**30
+            if exact and count == of.usual:
                 limit = 2.0**1000
             given = stored(x, along_k, extra, offset)
             yield from _pack_case(f"{what}, {count} moduli", x, given, count, limit, seed)
+    if dtype == "float64":
+        yield from _edge_cases(along_k)
+
+
+def _edge_cases(along_k: bool) -> Iterator[Case]:
+    """The largest integers; halves; and more rows than threads."""
     wide = np.random.default_rng(3).integers(-(2**52), 2**52, (5, 130)) * 2.0**9  # 62 bits
     wide[:, 0] = 2.0**9
     yield from _pack_case("62 bits", wide, stored(wide, along_k, 0, 1), 16, 2.0**1000, 5)
@@ -108,11 +136,13 @@ def _pack_case(
     rows, k = x.shape
     found = looked_at(x, THREADS)
     made = packed(x, found, count, limit)
-    pointer, ld, _ = given.arguments(0)
-    doubles = [*MODULI, *(1 / p for p in MODULI), *(float(2**28 % p) for p in MODULI)]
+    pointer, ld = _argument(x, given)
+    primes, roots = format_of(x).system
+    doubles = [*primes, *(1 / p for p in primes), *(float(2**28 % p) for p in primes)]
+    doubles += roots or (0.0,) * MOST
     moduli = Struct(tuple(np.array(doubles, "f8").view("i8").tolist()))
     looked: dict[str, Any] = {"bits": found.bits, "sum": found.sum}
-    zeros = np.zeros(rows, np.uint64)
+    zeros = np.zeros_like(made.large)
     before = [*map(Buffer.of, (given.memory, found.squares, found.lowest,
                                np.full_like(made.tiles, 0x55), np.full(rows, 7, "i4"), zeros,
                                summary(**looked)))]  # fmt: skip
@@ -120,7 +150,7 @@ def _pack_case(
         "residue_pack", (made.blocks, 1, 1), THREADS,
         [pointer, ld, rows, k, Pointer(1), Pointer(2), limit, count, moduli, Pointer(3),
          Pointer(4), Pointer(5), Pointer(6)], before, seed=seed,
-        what=f"residue_pack {rows} x {k}, {what}",
+        what=f"residue_pack {rows} x {k} {x.dtype}, {what}",
     )  # fmt: skip
     looked |= {"rounded": made.rounded, "norm": made.norm}
     told = summary(**looked)
@@ -150,48 +180,60 @@ _JOINED = (
 )
 
 
-def join_cases() -> Iterator[Case]:
+def join_cases(dtype: str) -> Iterator[Case]:
     """Integers up to the ends of what residues tell apart; scalars, P and C, given or not."""
     for seed, case in enumerate(_JOINED):
-        yield _join_case(*case, seed=seed)
+        yield _join_case(*case, dtype, seed=seed)
 
 
 def _join_case(
     m: int, n: int, count: int, alpha: float, beta: float, has_p: bool, has_c: bool, extra: int,
-    *, seed: int,
+    dtype: str, *, seed: int,
 ) -> Case:  # fmt: skip
+    system, single = FORMATS[dtype].system, FORMATS[dtype].single
+    parts, size = system.parts, m * n * system.parts
     rng = np.random.default_rng(seed)
-    most = int(product_of(count) // 2 * (1 - 2.0**-15))
-    numbers = [int(Fraction(share) * most) for share in rng.uniform(-1, 1, m * n).tolist()]
+    most = int(product_of(system, count) // 2 * (1 - 2.0**-15))
+    numbers = [int(Fraction(share) * most) for share in rng.uniform(-1, 1, size).tolist()]
     edges = (most, -most, 0, 1, -1, most // 2**40, -most + 1, -(most >> 30))
-    for at, edge in zip(rng.permutation(m * n).tolist(), edges, strict=False):
+    for at, edge in zip(rng.permutation(size).tolist(), edges, strict=False):
         numbers[at] = edge
-    whole = np.array(numbers, object).reshape(m, n)
+    whole = np.array(numbers, object).reshape(m, n, parts)
     ldr, height = -(-n // 256) * 256, m + 3
-    planes = np.full((count, height, ldr), 0x80, np.uint8)
-    planes[:, :m, :n] = (residues(whole, count) & 255).astype(np.uint8)
-    s, t = (rng.integers(-100, 100, size).astype("i4") for size in (m, n))
-    s[0] = t[0] = 454 if seed % 2 else -400
-    each, product, inverse = weights(count)
-    flat = [limb for one in each for limb in one] + [0.0] * 3 * (len(MODULI) - count)
-    struct = Struct(tuple(np.array([*flat, *product, inverse], "f8").view("i8").tolist()))
-    p, c, d = (placed((1, m, n), "f8", extra=extra, offset=seed % 2) for _ in "pcd")
-    p, c = (z.holding(np.ldexp(rng.standard_normal((1, m, n)), 20)) for z in (p, c))
+    planes = np.full((parts * count, height, ldr), 0x80, np.uint8)
+    found = residues(system, np.moveaxis(whole, -1, 0), count)
+    planes[:, :m, :n] = (found & 255).astype(np.uint8)
+    far = 20 if single else 100
+    middle = most.bit_length() // 2 if single else 0  # results are within floats
+    s, t = (rng.integers(middle - far, middle + far, size).astype("i4") for size in (m, n))
+    if not single:
+        s[0] = t[0] = 454 if seed % 2 else -400
+    each, product, inverse = weights(system, count)
+    limbs = np.zeros((parts, MOST, 3))
+    limbs[:, :count] = each
+    struct = Struct(tuple(np.array([*limbs.flat, *product, inverse], "f8").view("i8").tolist()))
+    real = "f4" if single else "f8"
+    p, c, d = (placed((1, m, parts * n), real, extra=parts * extra, offset=seed % 2) for _ in "pcd")
+    p, c = (z.holding(np.ldexp(rng.standard_normal((1, m, parts * n)), 20)) for z in (p, c))
     buffers = [*map(Buffer.of, (planes.reshape(-1), s, t)), p.buffer, c.buffer, d.buffer]
-    to_p, ldp, _ = p.arguments(3)
-    to_c, ldc, _ = c.arguments(4)
-    to_d, ldd, _ = d.arguments(5)
+    (to_p, ldp, _), (to_c, ldc, _), (to_d, ldd, _) = (
+        x.arguments(at) for at, x in enumerate((p, c, d), 3)
+    )
     launch = Launch(
         "residue_join", (-(-n // 128), min(2, -(-m // 8)), 1), THREADS,
         [m, n, count, struct, Pointer(0), height * ldr, ldr, Pointer(1), Pointer(2), alpha, beta,
-         to_p if has_p else None, ldp, to_c if has_c else None, ldc, to_d, ldd], buffers,
-        seed=seed, what=f"residue_join {m} x {n} of {count} moduli, P: {has_p}, C: {has_c}",
+         to_p if has_p else None, ldp // parts, to_c if has_c else None, ldc // parts, to_d,
+         ldd // parts], buffers,
+        seed=seed, what=f"residue_join {m} x {n} {dtype} of {count} moduli, P: {has_p}, C: {has_c}",
     )  # fmt: skip
-    made = np.empty((m, n))
-    for row, col in np.ndindex(m, n):
-        value = float(Fraction(whole[row, col]) * Fraction(2) ** -int(s[row] + t[col]))
-        value = (value + p.view[0, row, col] if has_p else value) * alpha
+    made = np.empty((m, n, parts))
+    given, added = (x.view.reshape(m, n, parts) for x in (p, c))
+    for at in np.ndindex(m, n, parts):
+        row, col, _ = at
+        value = float(Fraction(whole[at]) * Fraction(2) ** -int(s[row] + t[col]))
+        value = (value + float(given[at]) if has_p else value) * alpha
         if has_c:
-            value = float(Fraction(beta) * Fraction(c.view[0, row, col]) + Fraction(value))
-        made[row, col] = value
-    return Case(launch, [*buffers[:5], d.holding(made[None]).buffer])
+            value = float(Fraction(beta) * Fraction(float(added[at])) + Fraction(value))
+        made[at] = value
+    after = d.holding(made.reshape(1, m, -1)).buffer
+    return Case(launch, [*buffers[:5], after])

@@ -1,4 +1,4 @@
-"""float64 products by residues on a GPU: right within their bound, exact for integers, refused."""
+"""Products by residues on a GPU: right within their bound, exact for integers, refused."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from gpu_arrays import padded
 
 import multimm
 from multimm.gpu import last_choice
+from multimm.gpu.residues.formats import FORMATS
 from multimm.gpu.residues.gemm import gemm
 from multimm.gpu.runtime.launch import device_of
 from multimm.graph.lowering.symmetric import link_diagonal
 from multimm.graph.tasks.multiply import Step
+from multimm.graph.tasks.multiply import gemm as step_gemm
 
 if find_spec("cupy"):  # where there is none, the mark leaves these tests out
     import cupy
 
 pytestmark = pytest.mark.gpu
 
-U = 2.0**-53
+DTYPES = tuple(FORMATS)
+COMPLEX = DTYPES[1:]
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +32,14 @@ def on_hopper():
         pytest.skip("INT8 products of four warps are of compute capability 9.0 alone")
 
 
-def normal(shape, seed=0):
-    return np.random.default_rng(seed).standard_normal(shape)
+def normal(shape, seed=0, dtype="float64"):
+    rng = np.random.default_rng(seed)
+    made = rng.standard_normal(shape)
+    return (
+        made.astype(dtype)
+        if dtype == "float64"
+        else (made + 1j * normal(shape, seed + 99)).astype(dtype)
+    )
 
 
 def some(size):
@@ -39,47 +48,78 @@ def some(size):
     return sorted(x for x in edges if 0 <= x < size)
 
 
+def parts(x):
+    """The real numbers of an array, one after another: real parts, or real and imaginary ones."""
+    return (x.real, x.imag) if x.dtype.kind == "c" else (x,)
+
+
+def products(left, right):
+    """Of each part of a product: the sum in long doubles, and of sizes."""
+    a, b = ([z.astype(np.longdouble) for z in parts(x)] for x in (left, right))
+    if len(a) == 1:
+        return [(a[0] @ b[0], abs(a[0]) @ abs(b[0]))]
+    sizes = [[abs(x) @ abs(y) for y in b] for x in a]
+    return [(a[0] @ b[0] - a[1] @ b[1], sizes[0][0] + sizes[1][1]),
+            (a[0] @ b[1] + a[1] @ b[0], sizes[0][1] + sizes[1][0])]  # fmt: skip
+
+
 def assert_within(found, x, y, *, alpha=1.0, beta=0.0, c=None, p=None):
-    """Every column of some rows, and every row of some columns."""
+    """Every column of some rows, and every row of some columns: each part of each number."""
     assert isinstance(found, cupy.ndarray)
-    assert found.dtype == np.float64
+    assert found.dtype == x.dtype
     got = cupy.asnumpy(found)
     assert got.shape == (x.shape[0], y.shape[1])
     assert np.isfinite(got).all()
-    every = slice(None)
+    unit = FORMATS[x.dtype.name].unit
+    every, terms = slice(None), x.shape[1] * len(parts(x))
     for at in ((some(got.shape[0]), every), (every, some(got.shape[1]))):
-        left, right = x[at[0]], y[:, at[1]]
-        exact = left.astype(np.longdouble) @ right.astype(np.longdouble)
-        sizes = abs(left) @ abs(right)
-        bound = (x.shape[1] + 2) * sizes
-        if p is not None:
-            exact, bound = exact + p[at], bound + abs(p[at]) + sizes
-        exact, bound = alpha * exact, abs(alpha) * bound
-        if c is not None:
-            exact, bound = exact + np.longdouble(beta) * c[at], bound + abs(beta * c[at])
-        if alpha != 1 or c is not None:
-            bound = bound + 2 * abs(exact).astype("f8")
-        wrong = np.argwhere(abs(got[at] - exact) > U * bound)
-        assert not len(wrong), f"{len(wrong)} wrong, first at {wrong[0]}"
+        pairs = products(x[at[0]], y[:, at[1]])
+        for part, (own, (exact, sizes)) in enumerate(zip(parts(got[at]), pairs, strict=True)):
+            bound = (terms + 2) * sizes
+            if p is not None:
+                given = parts(p[at])[part]
+                exact, bound = exact + given, bound + abs(given) + sizes
+            exact, bound = alpha * exact, abs(alpha) * bound
+            if c is not None:
+                given = parts(c[at])[part]
+                exact, bound = exact + np.longdouble(beta) * given, bound + abs(beta * given)
+            if alpha != 1 or c is not None:
+                bound = bound + 2 * abs(exact)
+            wrong = np.argwhere(abs(own - exact) > unit * bound)
+            assert not len(wrong), f"{len(wrong)} wrong of part {part}, first at {wrong[0]}"
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("m", "n", "k"),
     [(1, 1, 300), (128, 256, 512), (129, 257, 513), (127, 255, 1000), (300, 1000, 2049),
      (1000, 3, 777), (5, 1300, 640), (2300, 2500, 1111), (2176, 2560, 4096)],
 )  # fmt: skip
-def test_odd_sizes(m, n, k):
-    x, y = normal((m, k)), normal((k, n), 1)
+def test_odd_sizes(m, n, k, dtype):
+    x, y = normal((m, k), dtype=dtype), normal((k, n), 1, dtype)
     assert_within(gemm(cupy.asarray(x), cupy.asarray(y), (m, n)), x, y)
     assert last_choice().kernel == "residues"
-    assert last_choice().precision == "float64"
+    assert last_choice().precision == ("float32" if dtype == "complex64" else "float64")
 
 
+@pytest.mark.parametrize("dtype", COMPLEX)
+@pytest.mark.parametrize("conj", [(False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("trans", [(False, False), (True, False), (False, True)])
+def test_conjugates(conj, trans, dtype):
+    x, y = normal((210, 500), dtype=dtype), normal((500, 330), 1, dtype)
+    given = [cupy.asarray(z.T if turned else z) for z, turned in zip((x, y), trans, strict=True)]
+    found = gemm(*given, (210, 330), trans=trans, conj=conj)
+    assert_within(
+        found, *(z.conj() if turned else z for z, turned in zip((x, y), conj, strict=True))
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("trans_a", [False, True])
 @pytest.mark.parametrize("trans_b", [False, True])
 @pytest.mark.parametrize(("extra", "offset"), [(0, 0), (3, 1), (8, 5)])
-def test_transposes_and_strided_views(trans_a, trans_b, extra, offset):
-    x, y = normal((333, 900)), normal((900, 410), 1)
+def test_transposes_and_strided_views(trans_a, trans_b, extra, offset, dtype):
+    x, y = normal((333, 900), dtype=dtype), normal((900, 410), 1, dtype)
     given = [
         padded(np.ascontiguousarray(z.T if trans else z), extra, offset)
         for z, trans in ((x, trans_a), (y, trans_b))
@@ -100,13 +140,14 @@ def test_views_of_every_kind():
     assert_within(gemm(cupy.asarray(x), column, (400, 300)), x, np.broadcast_to(y[:, :1], y.shape))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("alpha", [1.0, -0.3])
 @pytest.mark.parametrize("beta", [0.0, 1.0, 2.7])
 @pytest.mark.parametrize("with_p", [False, True])
 @pytest.mark.parametrize("with_c", [False, True])
-def test_scalars_c_and_partial_results(alpha, beta, with_p, with_c):
-    x, y = normal((260, 700)), normal((700, 391), 1)
-    c, p = (normal((260, 391), seed) * 50 if there else None
+def test_scalars_c_and_partial_results(alpha, beta, with_p, with_c, dtype):
+    x, y = normal((260, 700), dtype=dtype), normal((700, 391), 1, dtype)
+    c, p = (normal((260, 391), seed, dtype) * 50 if there else None
             for seed, there in ((2, with_c), (3, with_p)))  # fmt: skip
     on_gpu = {
         name: None if z is None else padded(z, 3, 1)[0] for name, z in (("c", c), ("partial", p))
@@ -123,9 +164,13 @@ def test_stacks():
         assert_within(found[i, j], x[i, j], y[j], beta=2.0, c=c)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("k", [2**15, 2**15 + 1, 70_000])
-def test_a_long_k(k):
-    x, y, c = normal((140, k)), normal((k, 300), 1), normal((140, 300), 2) * 500
+def test_a_long_k(k, dtype):
+    x, y, c = (
+        normal(size, seed, dtype) for seed, size in enumerate(((140, k), (k, 300), (140, 300)))
+    )
+    c = c * 500
     found = gemm(cupy.asarray(x), cupy.asarray(y), (140, 300), alpha=0.7, beta=-1.5,
                  c=cupy.asarray(c), partial=cupy.asarray(c))  # fmt: skip
     assert_within(found, x, y, alpha=0.7, beta=-1.5, c=c, p=c)
@@ -191,6 +236,67 @@ def test_harder_data_takes_more_moduli(kind, count):
     assert last_choice().reason == f"{count} products of bytes"
 
 
+@pytest.mark.parametrize("dtype", COMPLEX)
+@pytest.mark.parametrize("kind", ["nearly real", "nan", "imaginary inf"])
+def test_complex_numbers_that_are_refused(kind, dtype):
+    """The imaginary parts of what is nearly real are small beside the bound of the whole."""
+    x, y = normal((300, 700), dtype=dtype), normal((700, 400), 1, dtype)
+    if kind == "nearly real":
+        for z in (x, y):
+            z.imag *= 1e-18
+    else:
+        x[299, 699] = complex(np.nan, 0) if kind == "nan" else complex(0, np.inf)
+    assert gemm(cupy.asarray(x), cupy.asarray(y), (300, 400)) is None
+
+
+@pytest.mark.parametrize("dtype", COMPLEX)
+def test_complex_integers_are_exact(dtype):
+    rng = np.random.default_rng(6)
+    x, y = (
+        (rng.integers(-50, 51, size) + 1j * rng.integers(-50, 51, size)).astype(dtype)
+        for size in ((300, 900), (900, 410))
+    )
+    found = gemm(cupy.asarray(x), cupy.asarray(y), (300, 410))
+    np.testing.assert_array_equal(cupy.asnumpy(found), x.astype("c16") @ y.astype("c16"))
+    assert last_choice().precision == "exact"
+
+
+@pytest.mark.parametrize("dtype", COMPLEX)
+@pytest.mark.parametrize("trans_a", [True, False])
+@pytest.mark.parametrize("conj", [True, False])
+def test_of_a_complex_block_and_its_adjoint_one_triangle_is_computed(trans_a, conj, dtype):
+    x = normal((4200, 4100) if trans_a else (4100, 4200), dtype=dtype)
+    step = Step(dtype, dtype, trans_a=trans_a, trans_b=not trans_a,
+                conj_a=conj and trans_a, conj_b=conj and not trans_a)  # fmt: skip
+    given = cupy.asarray(x)
+    first = link_diagonal(given, step=step)
+    found = link_diagonal(given, first, step=step, complete=True)
+    left = x.T if trans_a else x
+    right = left.T
+    left, right = (left.conj(), right) if step.conj_a else (left, right.conj() if conj else right)
+    assert_within(found, 2 * left, right)
+    turned = found.T.conj() if conj else found.T
+    np.testing.assert_array_equal(cupy.asnumpy(found), cupy.asnumpy(turned))
+    assert last_choice().kernel == "residues"
+
+
+@pytest.mark.parametrize("dtype", COMPLEX)
+def test_large_complex_products_of_users_run_so_with_any_scalars(dtype):
+    x, y, c = (
+        normal(size, seed, dtype)
+        for seed, size in enumerate(((4096, 4100), (4100, 4096), (4096, 4096)))
+    )
+    a, b = cupy.asarray(x), cupy.asarray(y)
+    found = multimm.matmul(a, b)
+    assert_within(found, x, y)
+    assert last_choice().kernel == "residues"
+    step = Step(dtype, dtype, alpha=1j, beta=2 - 1j)
+    scaled = step_gemm(a, b, None, cupy.asarray(c), step=step)
+    np.testing.assert_allclose(
+        cupy.asnumpy(scaled), 1j * cupy.asnumpy(found) + (2 - 1j) * c, rtol=1e-5, atol=1e-4
+    )
+
+
 @pytest.mark.parametrize(
     "odd", ["nan", "inf", "-inf", "1e-300", "1e300", "graded", "graded column"]
 )
@@ -219,7 +325,7 @@ def test_the_same_bits_every_time():
 
 
 def test_large_products_of_users_run_so_and_none_that_asks_for_fp64():
-    x, y = normal((4096, 2300)), normal((2300, 4096), 1)
+    x, y = normal((4096, 4100)), normal((4100, 4096), 1)
     a, b = cupy.asarray(x), cupy.asarray(y)
     found = multimm.matmul(a, b)
     assert_within(found, x, y)
@@ -233,7 +339,7 @@ def test_large_products_of_users_run_so_and_none_that_asks_for_fp64():
 
 @pytest.mark.parametrize("trans_a", [True, False])
 def test_of_a_block_and_its_transpose_one_triangle_is_computed_and_mirrored(trans_a):
-    x = normal((9000, 2100) if trans_a else (2100, 9000))
+    x = normal((9000, 4200) if trans_a else (4200, 9000))
     step = Step("float64", "float64", trans_a=trans_a, trans_b=not trans_a)
     found = link_diagonal(cupy.asarray(x), step=step, complete=True)
     left = x.T if trans_a else x
@@ -244,7 +350,7 @@ def test_of_a_block_and_its_transpose_one_triangle_is_computed_and_mirrored(tran
 
 @pytest.mark.parametrize("beyond", [np.inf, np.nan, 1e200])
 def test_products_of_other_numbers_are_those_of_cublas(beyond):
-    x, y = normal((4096, 2300)), normal((2300, 4096), 1)
+    x, y = normal((4096, 4100)), normal((4100, 4096), 1)
     x[7, 8] = beyond
     a, b = cupy.asarray(x), cupy.asarray(y)
     np.testing.assert_array_equal(cupy.asnumpy(multimm.matmul(a, b)), cupy.asnumpy(a @ b))

@@ -36,6 +36,7 @@ from multimm.gpu.integers import tensor_cores
 from multimm.gpu.kernel_selection import SPLIT, Choice, last_choice
 from multimm.gpu.problem import check_product
 from multimm.gpu.product import gemm
+from multimm.gpu.residues.formats import FORMATS
 from multimm.gpu.residues.gemm import gemm as by_residues
 from multimm.gpu.runtime.jit import compile_text, target_for
 from multimm.gpu.runtime.launch import device_of
@@ -346,21 +347,33 @@ def residues() -> None:
     if device_of(0).limits.capability != 90:
         return
     rng = np.random.default_rng(10)
-    for (m, n, k), extra, trans, rounded in itertools.product(
-        ((1, 1, 1), (130, 70, 300), (40, 600, 129)), (0, 3), (False, True), (False, True)
-    ):
-        a, b, c = (rng.integers(-8, 9, size).astype(float) for size in ((m, k), (k, n), (m, n)))
-        if rounded:
-            a, b = (z + rng.random(z.shape) for z in (a, b))
-        given = [uploaded(z.T if trans else z, extra) for z in (a, b)]
-        gc = uploaded(c, extra)
-        made = by_residues(
-            *given, (m, n), trans=(trans, trans), alpha=0.5, beta=-1.0, c=gc, partial=gc
-        )
-        assert made is not None, f"{m}x{n}x{k} {rounded=}"
-        error = abs(downloaded(made) - (0.5 * (a @ b + c) - c))
-        bound = (2 * k + 8) * 2.0**-53 * (abs(a) @ abs(b) + 2 * abs(c))
-        assert (error <= bound).all(), f"{m}x{n}x{k} {rounded=}"
+    sizes = ((1, 1, 1), (130, 70, 300), (40, 600, 129))
+    both = (False, True)
+    for (m, n, k), extra, trans, rounded in itertools.product(sizes, (0, 3), both, both):
+        for dtype, of in FORMATS.items():
+            if dtype != "float64" and (extra == 3) != trans:
+                continue
+            a, b, c = (
+                rng.integers(-8, 9, (*size, of.system.parts)).astype(float)
+                for size in ((m, k), (k, n), (m, n))
+            )
+            if rounded:
+                a, b = (z + rng.random(z.shape) for z in (a, b))
+            a, b, c = (
+                (z[..., 0] + 1j * z[..., 1] if of.system.roots else z[..., 0]).astype(dtype)
+                for z in (a, b, c)
+            )
+            given = [uploaded(z.T if trans else z, extra) for z in (a, b)]
+            gc = uploaded(c, extra)
+            made = by_residues(
+                *given, (m, n), trans=(trans, trans), alpha=0.5, beta=-1.0, c=gc, partial=gc
+            )
+            if made is None:  # the parts of a single number may differ by any factor
+                assert k == 1, f"{m}x{n}x{k} {dtype} {rounded=}"
+                continue
+            error = abs(downloaded(made) - (0.5 * (a @ b + c) - c))
+            bound = (4 * k + 8) * of.unit * (abs(a) @ abs(b) + 2 * abs(c))
+            assert (error <= bound).all(), f"{m}x{n}x{k} {dtype} {rounded=}"
 
 
 KERNELS: tuple[Callable[[], None], ...] = (

@@ -1,8 +1,9 @@
-"""float64 products by residues: when, and with how many moduli.
+"""Products of float64, complex128 and complex64 by residues: when, and with how many moduli.
 
 Rows become integers, and these are known by their remainders for some moduli: products of bytes,
 which INT8 tensor cores sum exactly. The host waits for the GPU twice: for the number of moduli, and
-for the proof that no element errs by more than its bound (`certificate`).
+for the proof that no element errs by more than its bound (`certificate`). Before all rows are
+packed, a few are: data for which these prove nothing costs little.
 
 Source: Ozaki, Uchino, Imamura, "Ozaki Scheme II: A GEMM-oriented emulation of floating-point matrix
 multiplication using an integer modular technique" (2025). The proof is our own.
@@ -18,6 +19,7 @@ import numpy as np
 from multimm.gpu.emulated.configs import WGMMA
 from multimm.gpu.kernel_selection import Choice, note
 from multimm.gpu.residues.certificate import keeps_bound
+from multimm.gpu.residues.formats import FORMATS
 from multimm.gpu.residues.launch import (
     STRETCH,
     WORDS,
@@ -28,7 +30,7 @@ from multimm.gpu.residues.launch import (
     packed,
     rows_of,
 )
-from multimm.gpu.residues.moduli import MODULI, fewest, norm_limit
+from multimm.gpu.residues.moduli import fewest, norm_limit
 from multimm.gpu.runtime.driver_launch import capturing
 from multimm.gpu.runtime.launch import device_of
 from multimm.gpu.subproducts import along_k, of_a_stack
@@ -37,25 +39,20 @@ logger = logging.getLogger(__name__)
 
 Array = Any
 
-#: With so many moduli integers have 54 bits: a product of normal or uniform numbers errs less than
-#: cuBLAS's. More of them where the proof fails.
-USUAL = 14
-#: Multiplications from which on residues are faster than an H200's FP64 units: 4096 squares take
-#: it 0.80 to 0.87 times as long, 3072 1.17.
-LARGE = 2**35
-#: The same of each side: what is packed is read for a product of many rows or columns. Arbitrary.
-LONG = 1024
 #: Bits of the integers that residue_pack.cu takes apart.
 _INTEGER_BITS = 62
 #: Further than any row is scaled.
 _NO_LIMIT = 2.0**1000
+#: The precision that the proof is for: of doubles, and of floats.
+_PROVED = ("float64", "float32")
+
+Turns = tuple[tuple[bool, bool], tuple[bool, bool]]  #: which operands are transposed, conjugated
 
 
-def takes(a: Array, b: Array, shape: tuple[int, ...], k: int) -> bool:
-    """Whether CuPy arrays are of float64, and a product of `shape` may be faster by residues."""
-    m, n = shape[-2:]
-    large = min(m, n, k) >= LONG and m * n * k >= LARGE
-    if not (a.dtype == b.dtype == np.float64 and large):
+def takes(a: Array, b: Array, shape: tuple[int, ...], k: int, precision: str) -> bool:
+    """Whether CuPy arrays are of one of the dtypes, and their product may be faster by residues."""
+    known, (m, n) = FORMATS.get(a.dtype.name), shape[-2:]
+    if known is None or a.dtype != b.dtype or not (known.keeps(precision) and known.pays(m, n, k)):
         return False
     # Of a graph that is captured the host cannot wait for what packing finds.
     return device_of(a.device.id).limits.capability == WGMMA and not capturing()
@@ -67,6 +64,7 @@ def gemm(
     shape: tuple[int, ...],
     *,
     trans: tuple[bool, bool] = (False, False),
+    conj: tuple[bool, bool] = (False, False),
     alpha: float = 1.0,
     beta: float = 0.0,
     c: Array = None,
@@ -75,77 +73,83 @@ def gemm(
 ) -> Array | None:
     """D = alpha (op(A) op(B) + P) + beta C, no element of which errs by more than its bound.
 
-    The bound is that of a sum of float64 products in any order, (k + 2) u |A||B| before P, alpha,
-    beta and C, which round once each; u = 2^-53.
+    The bound is that of a sum of products in any order, (k + 2) u |A||B| before P, alpha, beta and
+    C, which round once each; u = 2^-53, or 2^-24 of complex64. It holds for both parts of a complex
+    number, each of which is a sum of 2 k real products.
 
     Parameters
     ----------
-    a, b : cupy.ndarray of float64
+    a, b : cupy.ndarray of float64, complex128 or complex64, both of one
         Of any layout, on a GPU of compute capability 9.0; never changed.
     shape : tuple of int
         Of the result; neither it nor k is 0.
     trans : (bool, bool)
         Whether they are stored transposed.
+    conj : (bool, bool)
+        Whether op conjugates as well.
     alpha, beta : float
-    c, partial : cupy.ndarray of float64, shape (..., m, n), optional
+    c, partial : cupy.ndarray of the same dtype, shape (..., m, n), optional
     lower : bool
         m and n are equal, and what is above the diagonal may be anything.
 
     Returns
     -------
-    cupy.ndarray of float64, or None
+    cupy.ndarray of the same dtype, or None
         In the order of the current stream. None where the bound is not proved, where numbers are
         not finite or beyond 2^-400 and 2^400, or where memory is short.
     """
     import cupy
 
     more: dict[str, Any] = {"alpha": alpha, "beta": beta, "lower": lower}
+    turns = trans, conj if a.dtype.kind == "c" else (False, False)
     try:
         with cupy.cuda.Device(a.device.id):
             if len(shape) == 2:
-                return _matrix(a, b, trans, c=c, partial=partial, **more)
-            made = cupy.empty(shape)
+                return _matrix(a, b, turns, c=c, partial=partial, **more)
+            made = cupy.empty(shape, a.dtype)
             for at, (x, y, own, p) in of_a_stack(shape[:-2], a, b, c, partial):
-                one = _matrix(x, y, trans, c=own, partial=p, **more)
+                one = _matrix(x, y, turns, c=own, partial=p, **more)
                 if one is None:
                     return None
                 made[at] = one
             return made
     except MemoryError:  # of CuPy's pool, or RMM's
-        logger.warning("no memory is left for residues of float64 operands: a product runs with "
-                       "cuBLAS, slower and with other bits")  # fmt: skip
+        logger.warning("no memory is left for residues of %s operands: a product runs another way, "
+                       "slower and with other bits", a.dtype)  # fmt: skip
         return None
 
 
 def _matrix(
-    a: Array, b: Array, trans: tuple[bool, bool], *, alpha: float, beta: float, c: Array,
-    partial: Array, lower: bool,
+    a: Array, b: Array, turns: Turns, *, alpha: float, beta: float, c: Array, partial: Array,
+    lower: bool,
 ) -> Array | None:  # fmt: skip
     """A single product, stretch after stretch of k."""
-    stretches = [*along_k(a, b, trans, STRETCH)]
+    stretches = [*along_k(a, b, turns[0], STRETCH)]
     plain: dict[str, Any] = {"alpha": 1.0, "beta": 0.0, "c": None}
     for left, right in stretches[:-1]:
-        partial = _stretch(left, right, trans, lower, partial=partial, **plain)
+        partial = _stretch(left, right, turns, lower, partial=partial, **plain)
         if partial is None:
             return None
     last = {"alpha": alpha, "beta": beta, "c": c}
-    return _stretch(*stretches[-1], trans, lower, partial=partial, **last)
+    return _stretch(*stretches[-1], turns, lower, partial=partial, **last)
 
 
-def _stretch(
-    a: Array, b: Array, trans: tuple[bool, bool], lower: bool, **more: Any
-) -> Array | None:
+def _stretch(a: Array, b: Array, turns: Turns, lower: bool, **more: Any) -> Array | None:
     import cupy
 
-    summaries = cupy.zeros((2, WORDS), np.uint64)
-    operands = [looked_at(a, "a", trans[0], summaries[0])]
+    trans, conj = turns
+    summaries = cupy.zeros((2, 2, WORDS), np.uint64)  # of all rows, and of the first ones
+    operands = [looked_at(a, "a", trans[0], summaries[0, 0])]
     if a is not b or trans[0] == trans[1]:
-        operands.append(looked_at(b, "b", trans[1], summaries[1]))
+        operands.append(looked_at(b, "b", trans[1], summaries[0, 1]))
     if (made := _planes(operands, summaries)) is None:
         return None
     tiles, how = made
-    left, right, count = operands[0], operands[-1], len(tiles[0])
-    residues = multiplied(left, right, (tiles[0], tiles[-1]), count, lower=lower)
+    left, right = (
+        x._replace(conj=c) for x, c in zip((operands[0], operands[-1]), conj, strict=True)
+    )
+    residues = multiplied(left, right, (tiles[0], tiles[-1]), lower=lower)
+    count = len(tiles[0])
     tiles.clear()
     note(Choice("residues", how, f"{count} products of bytes"))
     return joined(left, right, residues, **more)
@@ -153,19 +157,23 @@ def _stretch(
 
 def _planes(operands: list[Operand], summaries: Array) -> tuple[list[Array], str] | None:
     """Residues of one or two operands, and what their product is proved to be; None if nothing."""
-    found = summaries.get()[: len(operands)]
-    bits = [int(found[at, 1]) for at in (0, -1)]
-    if found[:, 0].any():
+    of, k = operands[0].format, operands[0].k
+    for x, summary in zip(operands, summaries[1], strict=False):
+        packed(x.first_rows(summary), of.usual, norm_limit(of.system, of.usual, k))
+    whole, first = summaries.get()[:, : len(operands)]
+    bits = [int(whole[at, 1]) for at in (0, -1)]
+    if whole[:, 0].any():
         return None
-    few = fewest(sum(bits))
-    if few is not None and few <= USUAL and max(bits) <= _INTEGER_BITS:
+    few = fewest(of.system, sum(bits))
+    if few is not None and few <= of.usual and max(bits) <= _INTEGER_BITS:
         return [packed(x, few, _NO_LIMIT) for x in operands], "exact"
-    count: int | None = USUAL
+    first[:, 1:3] = whole[:, 1:3]
+    count = _moduli_for(operands, first, of.usual)
     while count is not None:
-        limit = norm_limit(count, operands[0].k)
+        limit = norm_limit(of.system, count, k)
         tiles = [packed(x, count, limit) for x in operands]
-        if (wanted := _moduli_for(operands, summaries.get(), count)) == count:
-            return tiles, "float64"
+        if (wanted := _moduli_for(operands, summaries[0].get(), count)) == count:
+            return tiles, _PROVED[of.single]
         tiles.clear()
         count = wanted
     return None
@@ -173,10 +181,11 @@ def _planes(operands: list[Operand], summaries: Array) -> tuple[list[Array], str
 
 def _moduli_for(operands: list[Operand], words: np.ndarray[Any, Any], count: int) -> int | None:
     """How many moduli keep the bound, as far as is known of rows that are packed for `count`."""
-    k = operands[0].k
+    of, k = operands[0].format, operands[0].k
     rows = [rows_of(own, k) for own in words[: len(operands)]]
-    for other in range(count, len(MODULI) + 1):
-        factor = norm_limit(other, k) / norm_limit(count, k)
-        if keeps_bound(rows[0].scaled(factor), rows[-1].scaled(factor), k):
+    for other in range(count, of.most + 1):
+        factor = norm_limit(of.system, other, k) / norm_limit(of.system, count, k)
+        scaled = [x.scaled(factor) for x in rows]
+        if keeps_bound(scaled[0], scaled[-1], k * of.system.parts, of.unit):
             return other
     return None

@@ -1,9 +1,9 @@
 """How the kernels of a product by residues are launched.
 
 residue_rows   how large the rows of an operand are, and how many bits they have
-residue_pack   each row as integers, and these as bytes: a plane for each modulus
+residue_pack   each row as integers, and these as bytes: a plane for each modulus, or two
 residue_mma    products of bytes, all planes in one launch
-residue_join   integers from their residues, and float64 numbers from these
+residue_join   integers from their residues, and numbers from these
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 from multimm.gpu.arch import LOWER, tiles_of
 from multimm.gpu.emulated.pack import source_of
 from multimm.gpu.residues.certificate import Rows
-from multimm.gpu.residues.moduli import MODULI, weights
+from multimm.gpu.residues.formats import FORMATS, Format
+from multimm.gpu.residues.moduli import COMPLEX, MOST, System, weights
 from multimm.gpu.runtime.launch import by_value, device_of, kernel_for
 
 Array = Any
@@ -33,12 +34,13 @@ _THREADS, _ACROSS, _MULTIPLYING = 256, 1024, 384
 _JOINED_ROWS, _JOINED_COLUMNS, _MOST_ROWS = 8, 128, 1024
 #: 64-bit words of a summary (kernels/common/residues.cuh), and which of them packing writes.
 WORDS, _BY_PACKING = 8, slice(3, 8)
-#: Files, their compile-time parameters, and whether instructions are those of one chip alone.
+#: Files, their compile-time parameters, and whether instructions are those of one chip alone: of
+#: float64. What complex numbers need besides is compiled when they are met.
 KERNELS = (
     *(("residue_mma.cu", (*_TILES, *lower), True) for lower in ((), LOWER)),
-    *((f"residue_{name}.cu", (("ALONG_K", along),), False)
+    *((f"residue_{name}.cu", (("ALONG_K", along), *FORMATS["float64"].defines), False)
       for name in ("rows", "pack") for along in (0, 1)),
-    ("residue_join.cu", (), False),
+    ("residue_join.cu", FORMATS["float64"].defines, False),
 )  # fmt: skip
 
 
@@ -51,6 +53,8 @@ class Operand(NamedTuple):
     along_k: bool  #: in memory
     rows: int
     k: int
+    format: Format
+    conj: bool  #: conjugates are multiplied
     squares: Array  #: of each row: the sum
     lowest: Array  #: the lowest bit
     scales: Array
@@ -69,20 +73,25 @@ class Operand(NamedTuple):
 
     @property
     def defines(self) -> tuple[tuple[str, int], ...]:
-        """The parameter of kernels that read it."""
-        return (("ALONG_K", int(self.along_k)),)
+        """The parameters of kernels that read it."""
+        return (("ALONG_K", int(self.along_k)), *self.format.defines)
+
+    def first_rows(self, summary: Array) -> Operand:
+        """A few of its rows: what is found of them goes elsewhere."""
+        return self._replace(rows=min(self.rows, _ROWS), summary=summary)
 
 
 def looked_at(x: Array, side: str, trans: bool, summary: Array) -> Operand:
     """An operand, once residue_rows has seen it; `summary` holds zeros before."""
     import cupy
 
+    of = FORMATS[x.dtype.name]
     x, source = source_of(x, side, trans)
     rows, stack = source.rows, source.stack
     found = Operand(
-        x, stack.pointer, stack.ld, source.along_k, rows, source.k, cupy.empty(rows),
-        cupy.empty(rows, np.int32), cupy.empty(rows, np.int32), cupy.empty(rows, np.uint64),
-        summary,
+        x, stack.pointer, stack.ld, source.along_k, rows, source.k, of, False, cupy.empty(rows),
+        cupy.empty(rows, np.int32), cupy.empty(rows, np.int32),
+        cupy.empty(of.system.parts * rows, np.uint64), summary,
     )  # fmt: skip
     kernel = kernel_for(x.device.id, "residue_rows.cu", "residue_rows", found.defines)
     grid, threads = (rows, _THREADS) if found.along_k else (-(-rows // 32), _ACROSS)
@@ -97,15 +106,16 @@ def packed(x: Operand, count: int, limit: float) -> Array:
     """The planes of an operand's residues, for so many moduli."""
     import cupy
 
-    tiles = cupy.empty((count, x.panels * x.slabs * _TILE_BYTES), np.int8)
+    planes = count * x.format.system.parts
+    tiles = cupy.empty((planes, x.panels * x.slabs * _TILE_BYTES), np.int8)
     x.large.fill(0)
     x.summary[_BY_PACKING] = 0
     device = tiles.device.id
     kernel = kernel_for(device, "residue_pack.cu", "residue_pack", x.defines)
     kernel((x.panels * x.slabs, 1, 1), (_THREADS, 1, 1), (
         x.address, x.ld, x.rows, x.k, x.squares.data.ptr, x.lowest.data.ptr, np.float64(limit),
-        np.int32(count), _moduli_of_packing(), tiles.data.ptr, x.scales.data.ptr, x.large.data.ptr,
-        x.summary.data.ptr,
+        np.int32(count), _moduli_of_packing(x.format.system), tiles.data.ptr, x.scales.data.ptr,
+        x.large.data.ptr, x.summary.data.ptr,
     ))  # fmt: skip
     kernel = kernel_for(device, "residue_pack.cu", "residue_fewest", x.defines)
     kernel((min(-(-x.rows // _THREADS), 64), 1, 1), (_THREADS, 1, 1), (
@@ -121,16 +131,14 @@ def rows_of(words: Void, k: int) -> Rows:
     return Rows(bool(words[3]), float(norm), float(most), tuple(float(x) / k for x in least[5:]))
 
 
-def multiplied(
-    a: Operand, b: Operand, tiles: tuple[Array, Array], count: int, *, lower: bool = False
-) -> Array:
-    """Residues of A B': shape (count, rows, columns), of which m rows and n columns count.
+def multiplied(a: Operand, b: Operand, tiles: tuple[Array, Array], *, lower: bool = False) -> Array:
+    """Residues of A B': shape (planes, rows, columns), of which m rows and n columns count.
 
     `lower`: what is above the diagonal may be anything.
     """
     import cupy
 
-    m, n = a.rows, b.rows
+    m, n, count = a.rows, b.rows, len(tiles[0])
     made = cupy.empty((count, -(-m // _ROWS) * _ROWS, -(-n // TILE_N) * TILE_N), np.uint8)
     device = made.device.id
     kernel = kernel_for(
@@ -140,8 +148,8 @@ def multiplied(
     tiles_of_d = count * tiles_of(m, n, _ROWS, TILE_N, lower)
     grid = min(tiles_of_d, device_of(device).multiprocessors)
     kernel((grid, 1, 1), (_MULTIPLYING, 1, 1), (
-        m, n, a.slabs, np.int32(count), _moduli_of_products(), tiles[0].data.ptr,
-        tiles[1].data.ptr, made.data.ptr, made.shape[2],
+        m, n, a.slabs, np.int32(count), _moduli_of_products(a.format.system), tiles[0].data.ptr,
+        np.int32(a.conj), tiles[1].data.ptr, np.int32(b.conj), made.data.ptr, made.shape[2],
     ), shared_mem=_SHARED)  # fmt: skip
     return made
 
@@ -152,14 +160,15 @@ def joined(
     """D = alpha (A B' + P) + beta C, of residues of A B'."""
     import cupy
 
-    m, n = a.rows, b.rows
-    d = cupy.empty((m, n))
-    p, added = (None if x is None else cupy.ascontiguousarray(x, np.float64) for x in (partial, c))
-    kernel = kernel_for(d.device.id, "residue_join.cu", "residue_join", ())
+    m, n, system = a.rows, b.rows, a.format.system
+    d = cupy.empty((m, n), a.x.dtype)
+    p, added = (None if x is None else cupy.ascontiguousarray(x, d.dtype) for x in (partial, c))
+    kernel = kernel_for(d.device.id, "residue_join.cu", "residue_join", a.format.defines)
     grid = -(-n // _JOINED_COLUMNS), min(-(-m // _JOINED_ROWS), _MOST_ROWS), 1
-    count, height, width = residues.shape
+    planes, height, width = residues.shape
+    count = planes // system.parts
     kernel(grid, (_THREADS, 1, 1), (
-        m, n, np.int32(count), _weights(count), residues.data.ptr, height * width, width,
+        m, n, np.int32(count), _weights(system, count), residues.data.ptr, height * width, width,
         a.scales.data.ptr, b.scales.data.ptr, np.float64(alpha), np.float64(beta),
         0 if p is None else p.data.ptr, n, 0 if added is None else added.data.ptr, n, d.data.ptr, n,
     ))  # fmt: skip
@@ -168,20 +177,25 @@ def joined(
 
 # What kernels take by value is the same in each launch.
 @functools.cache
-def _moduli_of_packing() -> Void:
-    inverses, halves = [1 / x for x in MODULI], [2**28 % x for x in MODULI]
-    return by_value(np.array([*MODULI, *inverses, *halves], np.float64))
+def _moduli_of_packing(system: System) -> Void:
+    moduli = system.moduli
+    roots = system.roots or (0,) * MOST
+    inverses, halves = [1 / x for x in moduli], [2**28 % x for x in moduli]
+    return by_value(np.array([*moduli, *inverses, *halves, *roots], np.float64))
 
 
 @functools.cache
-def _moduli_of_products() -> Void:
-    inverses = np.array([1 / x for x in MODULI], np.float32)
-    return by_value(np.concatenate([np.array(MODULI, np.int32), inverses.view(np.int32)]))
+def _moduli_of_products(system: System) -> Void:
+    of_planes = np.ones(COMPLEX.parts * MOST, np.int32)
+    given = np.repeat(system.moduli, system.parts)
+    of_planes[: len(given)] = given
+    inverses = (1 / of_planes).astype(np.float32)
+    return by_value(np.concatenate([of_planes, inverses.view(np.int32)]))
 
 
 @functools.cache
-def _weights(count: int) -> Void:
-    each, whole, inverse = weights(count)
-    limbs = np.zeros((len(MODULI), len(whole)))
-    limbs[:count] = each
+def _weights(system: System, count: int) -> Void:
+    parts, whole, inverse = weights(system, count)
+    limbs = np.zeros((system.parts, MOST, len(whole)))
+    limbs[:, :count] = parts
     return by_value(np.array([*limbs.flat, *whole, inverse]))

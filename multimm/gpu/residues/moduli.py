@@ -6,14 +6,45 @@ Pure arithmetic: nothing in this module launches anything, and Python's integers
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from math import isqrt, log2, prod, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
 from multimm.errors import KernelError
 
-#: Pairwise coprime, the largest that a byte's residues stand for (kernels/common/residues.cuh).
-MODULI = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 197, 193)
+
+class System(NamedTuple):
+    """A residue number system: of real integers, or of complex ones.
+
+    Moduli are pairwise coprime, 256 at most, since a byte's residues stand for them
+    (kernels/common/residues.cuh). With a root i of -1 for each, x + iy and x - iy are two residues
+    of a complex number, and products of these those of the product.
+
+    Source of the latter: Caday, arXiv:2609.05419 (2026).
+    """
+
+    moduli: tuple[int, ...]
+    roots: tuple[int, ...] = ()
+
+    @property
+    def parts(self) -> int:
+        """Real numbers in one, and planes of residues for each modulus."""
+        return 2 if self.roots else 1
+
+
+def _root(modulus: int) -> int:
+    """The smallest root of -1."""
+    return next(x for x in range(modulus) if (x * x + 1) % modulus == 0)
+
+
+REAL = System((256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 197, 193))
+#: All prime factors of these are 1 modulo 4: others have no root of -1.
+_WITH_ROOTS = (241, 233, 229, 221, 205, 197, 193, 181, 173, 157, 149, 137, 113, 109, 101, 97)
+COMPLEX = System(_WITH_ROOTS, tuple(map(_root, _WITH_ROOTS)))
+#: Moduli of a system.
+MOST = len(REAL.moduli)
 #: Bits of the limbs in which large constants go to a kernel.
 LIMB = 42
 #: A norm is computed a little too large (`norm_of` there): by so much more than it is, at most.
@@ -21,77 +52,110 @@ SPARE_BITS = 2.0**-16
 
 
 @functools.cache
-def product_of(count: int) -> int:
+def product_of(system: System, count: int) -> int:
     """The product P of the first moduli: integers between -P / 2 and P / 2 are known.
 
-    >>> [round(log2(product_of(n)), 1) for n in (1, 14, 15, 16)]
+    >>> [round(log2(product_of(REAL, n)), 1) for n in (1, 14, 15, 16)]
     [8.0, 110.2, 117.8, 125.4]
+    >>> [round(log2(product_of(COMPLEX, n)), 1) for n in (7, 15, 16)]
+    [54.3, 111.1, 117.7]
     """
-    return prod(MODULI[:count])
+    return prod(system.moduli[:count])
 
 
-def norm_limit(count: int, k: int) -> float:
+def norm_limit(system: System, count: int, k: int) -> float:
     """What the norm of a row of length `k` may be before its elements are rounded to integers.
 
     By Cauchy and Schwarz a product of rows stays below P / 2 if their norms stay below its root.
-    Rounding changes a norm by half the root of k at most.
+    Rounding changes a norm by half the root of its real numbers at most.
 
-    >>> round(log2(norm_limit(14, 4096)), 1)
+    >>> round(log2(norm_limit(REAL, 14, 4096)), 1)
     54.6
     """
-    largest = float(isqrt(product_of(count) // 2)) * (1 - SPARE_BITS)
-    return largest - sqrt(k) / 2
+    largest = float(isqrt(product_of(system, count) // 2)) * (1 - SPARE_BITS)
+    return largest - sqrt(k * system.parts) / 2
 
 
-def fewest(bits: int) -> int | None:
+def fewest(system: System, bits: int) -> int | None:
     """How many moduli tell integers of so many bits and their negatives apart, None: too many bits.
 
-    >>> fewest(16), fewest(100), fewest(130)
+    >>> fewest(REAL, 16), fewest(REAL, 100), fewest(REAL, 130)
     (3, 13, None)
     """
-    known = (n for n in range(1, len(MODULI) + 1) if log2(product_of(n)) - 1 - SPARE_BITS >= bits)
+    known = (n for n in range(1, MOST + 1) if log2(product_of(system, n)) - 1 - SPARE_BITS >= bits)
     return next(known, None)
 
 
+Limbs = tuple[float, ...]
+
+
 @functools.cache
-def weights(count: int) -> tuple[tuple[tuple[float, ...], ...], tuple[float, ...], float]:
-    """For each modulus the number that is 1 modulo it and 0 modulo the others; P; and 2^84 / P.
+def weights(system: System, count: int) -> tuple[tuple[tuple[Limbs, ...], ...], Limbs, float]:
+    """What joins residues: weights of each part's moduli; P; and 2^84 / P.
 
-    The numbers and P in three limbs, the largest first, each of 42 bits: doubles hold them.
+    A weight is 0 modulo all other moduli. Of a real number it is 1 modulo its own; of a complex
+    one, whose parts are known by the sum and the difference of two residues, 1/2 and 1/2i.
+    Weights and P come in three limbs of 42 bits, the largest first: doubles hold them.
     """
-    whole = product_of(count)
+    whole = product_of(system, count)
+    parts = []
+    for part in range(system.parts):
+        found = []
+        for at, modulus in enumerate(system.moduli[:count]):
+            others = whole // modulus
+            divisor = others
+            if system.roots:
+                divisor *= 2 * (system.roots[at] if part else 1)
+            weight = others * pow(divisor, -1, modulus) % whole
+            found.append(_limbs(weight - whole if 2 * weight > whole else weight))
+        parts.append(tuple(found))
+    return tuple(parts), _limbs(whole), 2.0 ** (2 * LIMB) / whole
+
+
+def _limbs(number: int) -> Limbs:
+    """Lower ones at most half of their place: a sum of 2^12 times them is exact."""
     found = []
-    for modulus in MODULI[:count]:
-        others = whole // modulus
-        weight = others * pow(others, -1, modulus) % whole
-        found.append(_limbs(weight - whole if 2 * weight > whole else weight))
-    return tuple(found), _limbs(whole), 2.0 ** (2 * LIMB) / whole
+    for _ in range(2):
+        limb = (number + (1 << LIMB - 1)) % (1 << LIMB) - (1 << LIMB - 1)
+        found.append(limb)
+        number = number - limb >> LIMB
+    if abs(number) >= 1 << LIMB:
+        raise KernelError(f"a number takes more than three limbs of {LIMB} bits: fewer moduli")
+    return tuple(map(float, (number, *reversed(found))))
 
 
-def _limbs(number: int) -> tuple[float, ...]:
-    """All of the number's sign: the first may be 0, and the second still tell how large it is."""
-    high, rest = divmod(abs(number), 1 << 2 * LIMB)
-    middle, low = divmod(rest, 1 << LIMB)
-    if high >= 1 << LIMB:
-        raise KernelError(f"{number} takes more than three limbs of {LIMB} bits: fewer moduli")
-    return tuple(float(limb if number >= 0 else -limb) for limb in (high, middle, low))
+def residues(system: System, parts: Sequence[np.ndarray], count: int) -> np.ndarray:
+    """The residues of Python's integers, nearest to 0: a plane or two for each modulus.
 
-
-def residues(integers: np.ndarray, count: int) -> np.ndarray:
-    """The residues of an array of Python's integers, nearest to 0: one plane for each modulus."""
+    `parts` are one array of integers, or the real and the imaginary ones.
+    """
     planes = []
-    for modulus in MODULI[:count]:
-        rest = integers % modulus
-        planes.append(np.where(2 * rest > modulus, rest - modulus, rest))
+    for at, modulus in enumerate(system.moduli[:count]):
+        numbers = [parts[0]]
+        if system.roots:
+            turned = system.roots[at] * parts[1]
+            numbers = [parts[0] + turned, parts[0] - turned]
+        for number in numbers:
+            rest = number % modulus
+            planes.append(np.where(2 * rest > modulus, rest - modulus, rest))
     return np.array(planes, dtype=object)
 
 
-def joined(planes: np.ndarray) -> np.ndarray:
-    """The opposite: integers between -P / 2 and P / 2, from their residues."""
-    whole = product_of(len(planes))
-    total = 0
-    for modulus, plane in zip(MODULI, planes, strict=False):
-        others = whole // modulus
-        total = total + plane.astype(object) * (others * pow(others, -1, modulus))
-    total = total % whole
-    return np.where(2 * total > whole, total - whole, total)
+def joined(system: System, planes: np.ndarray) -> list[np.ndarray]:
+    """The opposite: parts between -P / 2 and P / 2, from their residues."""
+    count = len(planes) // system.parts
+    whole = product_of(system, count)
+    totals: list[np.ndarray] = []
+    for part in range(system.parts):
+        total = 0
+        for at, modulus in enumerate(system.moduli[:count]):
+            own = planes[system.parts * at].astype(object)
+            divisor = others = whole // modulus
+            if system.roots:
+                other = planes[2 * at + 1].astype(object)
+                own = own - other if part else own + other
+                divisor *= 2 * (system.roots[at] if part else 1)
+            total = total + own * (others * pow(divisor, -1, modulus))
+        total = total % whole
+        totals.append(np.where(2 * total > whole, total - whole, total))
+    return totals

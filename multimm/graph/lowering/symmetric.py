@@ -20,6 +20,7 @@ from multimm.graph.tasks.multiply import (
     gemm,
     is_packed,
     link,
+    on_int8,
     stream_for,
     summed,
 )
@@ -39,13 +40,16 @@ def link_symmetric(a: Block, b: Block, partial: Block = None, *, step: Step) -> 
 def link_diagonal(a: Block, partial: Block = None, *, step: Step, complete: bool = False) -> Block:
     """`link_symmetric` of a block and itself; until complete, the upper half does not count."""
     a = declared(a, step.dtype_a)
-    if is_cupy(a) and a.dtype == "complex64" and by_real_products(a, a, step):
+    by_int8 = on_int8(a, a, step) is not None
+    if not by_int8 and is_cupy(a) and a.dtype == "complex64" and by_real_products(a, a, step):
         return gemm(a, a, partial, step=step, lower=True)  # mirrored, too
-    if computes_triangles(a, step):
+    if by_int8 or computes_triangles(a, step):
         sums = gemm(a, _as_right(a), partial, step=step, lower=True)
     else:
         sums = _in_sub_blocks(a, partial, step)
-    return _mirrored(sums, step) if complete else sums
+    # Another part of k may be computed the other way, which adds both triangles.
+    both = complete or (by_int8 and sums.dtype == "complex64")
+    return _mirrored(sums, step) if both else sums
 
 
 def add_diagonal(*parts: Block, step: Step) -> Block:

@@ -192,6 +192,8 @@ def gemm(
             **same,
         )
         return result if step.dtype == "float32" else result.astype(step.dtype)
+    if (made := by_residues(a, b, partial, c, step, lower=lower)) is not None:
+        return made
     if is_cupy(a) and by_real_products(a, b, step):
         from multimm.gpu import complex_gemm
 
@@ -207,8 +209,6 @@ def gemm(
             lower=lower,
             **same,
         )
-    if (made := by_residues(a, b, partial, c, step, lower=lower)) is not None:
-        return made
     same |= {"accumulate": step.accumulate, "dtype": step.dtype, "lower": lower}
     left, right = a.conj() if step.conj_a else a, b.conj() if step.conj_b else b
     return library_gemm.gemm(left, right, c=c, partial=partial, **same)
@@ -269,37 +269,40 @@ def by_real_products(a: Block, b: Block, step: Step) -> bool:
 
 
 def on_int8(a: Block, b: Block, step: Step) -> ProductShape | None:
-    """Sizes of a large product of float64 that may run on the INT8 tensor cores of a GPU."""
-    float64 = {step.accumulate, step.dtype} == {"float64"}
-    if not (float64 and is_cupy(a)) or step.precision == "ieee":
+    """Sizes of a large product of doubles or complex numbers that INT8 tensor cores may compute."""
+    if not is_cupy(a) or step.alpha == 0 or min(a.ndim, b.ndim) < 2:
         return None
-    scalars = step.alpha, step.beta
-    if step.alpha == 0 or min(a.ndim, b.ndim) < 2 or any(isinstance(x, complex) for x in scalars):
+    if {step.accumulate, step.dtype} != {a.dtype.name}:
         return None
     from multimm.gpu.residues import gemm as residues
 
     shape = product_shape(a.shape, b.shape, step.trans_a, step.trans_b)
-    return shape if residues.takes(a, b, shape.result, shape.k) else None
+    taken = residues.takes(a, b, shape.result, shape.k, step.precision)
+    return shape if taken else None
 
 
 def by_residues(a: Block, b: Block, partial: Block, c: Block, step: Step, *, lower: bool) -> Block:
-    """`gemm` there; None where cuBLAS has to compute it."""
+    """`gemm` there; None where it has to run another way."""
     if (shape := on_int8(a, b, step)) is None:
         return None
     from multimm.gpu.residues import gemm as residues
 
-    beta = 0.0 if c is None else float(step.beta)
-    return residues.gemm(
-        a, b, shape.result, trans=(step.trans_a, step.trans_b), alpha=float(step.alpha), beta=beta,
-        c=c if beta else None, partial=partial, lower=lower,
+    scalars = [complex(x) for x in (step.alpha, 0 if c is None else step.beta)]
+    real = not any(x.imag for x in scalars)
+    alpha, beta = (x.real for x in scalars) if real else (1.0, 0.0)
+    made = residues.gemm(
+        a, b, shape.result, trans=(step.trans_a, step.trans_b), conj=(step.conj_a, step.conj_b),
+        alpha=alpha, beta=beta, c=c if beta else None, partial=partial, lower=lower,
     )  # fmt: skip
+    if made is None or real:
+        return made
+    last: dict[str, Any] = {"alpha": step.alpha, "beta": step.beta, "c": c, "dtype": step.dtype}
+    return library_gemm.add_partials([made], **last)
 
 
 def computes_triangles(a: Block, step: Step) -> bool:
     """Whether products of a block and its transpose leave out what is above the diagonal."""
     if is_packed(a) or (is_cupy(a) and own_kernel(a, a, None, step)):
-        return True
-    if on_int8(a, a, step) is not None:
         return True
     return integers.leaves_out(a, np.dtype(step.accumulate))
 

@@ -7,7 +7,6 @@ from math import prod
 
 from multimm.planning.cost.reading import held as held_by_reading
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.problem import BY_RESIDUES
 from multimm.planning.schedule import SHORT, WINDOW, Schedule
 from multimm.planning.tiling.counts import bounds_blocks
 from multimm.planning.tiling.grid import ceil_div
@@ -29,6 +28,8 @@ SLICED, SLICED_SHARE, SLICES = 2**26, 16, 63
 #: computed in; and how much of k is converted at a time (`multimm.gpu.integers.float_blas.MOST`).
 #: Digits are more numbers of a shorter k.
 EXACT_BYTES, EXACT_K = {"tf32": 4, "float32": 4, "float64": 8, "digits": 8}, 4096
+#: How much of k is packed as residues at a time (`multimm.gpu.residues.launch.STRETCH`).
+RESIDUE_K = 2**15
 
 
 # Cuts that differ on paper are often the same blocks.
@@ -117,7 +118,7 @@ def _sums(layout: Schedule, cluster: ClusterSpec) -> Terms:
     made += _sliced(layout) * (p.packable or complex_packed)
     if complex_packed and (layout.mirrors or p.reals("b") == 1):
         made += block * p.sum_bytes  # real and imaginary parts, before they are joined
-    if p.packs and p.pack == BY_RESIDUES:
+    if p.packs and p.by_residues:
         made += block * p.packed_itemsize  # residues, before they are joined
     made += block * layout.mirrors  # a mask of the triangle
     made += block * EXACT_BYTES.get(p.exact, 0)
@@ -216,7 +217,8 @@ def _changing(layout: Schedule, cluster: ClusterSpec) -> Terms:
     at_once = {"a": max(layout.m_blocks), "b": edges["b"]}
     if p.packs:  # of a stack one matrix at a time
         sides = sum(n * (p.packed_bytes(x) + p.written(x)) for x, n in at_once.items())
-        terms["operands being packed"] = products * k_tile * sides
+        length = min(k_tile, RESIDUE_K) if p.by_residues else k_tile
+        terms["operands being packed"] = products * length * sides
     edges["b"] *= max(share.matrices for share in layout.shares("b"))
     held = {p.accumulate, "float32"} if p.packs and p.real_products > 1 else {p.accumulate}
     other = [role for role in edges if layout.spec(role).dtype not in held]

@@ -17,7 +17,7 @@ from multimm.planning.cost.reading import seconds as decoding
 from multimm.planning.devices import DeviceSpec
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
-from multimm.planning.problem import BY_RESIDUES, FLOAT32, Problem
+from multimm.planning.problem import FLOAT32, Problem
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import ceil_div
 from multimm.planning.work.symmetric import Symmetric
@@ -266,7 +266,7 @@ def _handing_out(layout: Schedule, cluster: ClusterSpec, moved: int) -> float:
 def _packing(layout: Schedule, cluster: ClusterSpec) -> float:
     """Seconds of the busiest worker: blocks packed once by owners, others in every product."""
     p = layout.problem
-    by_product = p.exact or p.real_products > 1 or p.pack == BY_RESIDUES
+    by_product = p.exact or p.real_products > 1 or p.by_residues
     if not (p.packable or (p.packs and by_product)):
         return 0.0
     seconds, rate = 0.0, cluster.slowest.copy_gbps * 1e9
@@ -341,8 +341,8 @@ def _filled_up(layout: Schedule) -> float:
 
 def product_gflops(problem: Problem, device: DeviceSpec) -> float:
     """GFLOP/s of the problem's block products: measured, or scaled from the float32 rate."""
-    measured = dict(device.packed_gflops).get(problem.scheme) if problem.packs else None
-    if measured:
+    packed = problem.packs and not problem.by_residues
+    if packed and (measured := dict(device.packed_gflops).get(problem.scheme)):
         return measured / problem.real_products
     return device.gflops / problem.relative_cost
 

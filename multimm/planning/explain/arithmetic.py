@@ -9,8 +9,8 @@ from multimm.planning.schedule import Schedule
 _PACKED = {
     "float32": "tensor cores, by three FP16 products; as accurate as a float32 dot product",
     "tf32": "tensor cores, by one FP16 product of operands rounded to 11 bits",
-    "float64": "INT8 tensor cores, by residues, where its bound is proved; else by cuBLAS",
 }
+_RESIDUES = "on INT8 tensor cores, by residues, where its bound is proved; else"
 _HALVES = "tensor cores, by one FP16 product, which holds the operands; sums in float32"
 #: Without BLAS: what is longer than a double.
 _WIDE = ("float96", "float128", "complex192", "complex256")
@@ -32,15 +32,16 @@ def arithmetic(layout: Schedule, precision: str, *, gpu: bool) -> str:
         return f"{_exact(p.dtype)}, on {units}, in ranges of k that round nothing"
     if sums in _WIDE:
         return f"{sums}, by NumPy's own loops, without BLAS"
-    if sums == "float64" and p.packs:
-        return f"float64, on {_PACKED[p.pack]}"
+    if sums in ("float64", "complex128") and p.packs:
+        return f"{sums}, {_RESIDUES} by cuBLAS"
     if not gpu or sums in ("float64", "complex128"):
         widened = "" if p.dtype == sums else f", rounded to {p.dtype} at the end"
         return f"{sums}, by {blas}{widened}"
     if sums == "complex64":
         if not p.packs:
             return "complex64, by cuBLAS"
-        return f"complex64, as real numbers on {_PACKED[p.pack]}"
+        reals = f"as real numbers on {_PACKED[p.pack]}"
+        return f"complex64, {_RESIDUES} {reals}" if p.by_residues else f"complex64, {reals}"
     if not layout.on_tensor_cores:
         return "float32, by multimm's kernel with FP32 multiply-adds"
     halves = p.pack == "tf32" and precision != "tf32"
