@@ -22,7 +22,8 @@ products. `complex_gemm` stands above this line: it multiplies complex64 by prod
 numbers. `emulated` are float32 products on the tensor cores: `pack` splits operands into FP16
 parts, once for many products (`PackedBlock`), `multiply` multiplies these, and `outliers` adds what
 they do not carry. `integers` multiplies integers exactly, there or by float products of a library.
-`residues` multiplies large float64 matrices by products of bytes, on the INT8 tensor cores.
+`residues` multiplies large matrices of float64 and of complex numbers by products of bytes, on the
+INT8 tensor cores.
 
 Beside products: `elementwise` adds partial results, transposes, copies blocks, and writes complex
 matrices as real ones; `transfer` carries blocks between host memory and a GPU; `library_gemm` is

@@ -35,7 +35,7 @@ def of_a_stack(
 def along_k(
     a: Array, b: Array, trans: tuple[bool, bool], length: int
 ) -> Iterator[tuple[Array, Array]]:
-    """Matrices op(A) and op(B) cut along k into parts of much the same length, as views.
+    """Matrices op(A) and op(B) cut into parts of `length` along k, as views.
 
     Parameters
     ----------
@@ -43,12 +43,9 @@ def along_k(
     trans : (bool, bool)
         Whether each is stored transposed.
     length : int
-        At most.
     """
     same = a is b and trans[0] != trans[1]
-    k = a.shape[0 if trans[0] else 1]
-    length = -(-k // max(1, -(-k // length)))
-    for start in range(0, k, max(1, length)):
+    for start in range(0, a.shape[0 if trans[0] else 1], length):
         at = slice(start, start + length)
         left = a[at] if trans[0] else a[:, at]
         yield left, left if same else b[:, at] if trans[1] else b[at]

@@ -1,1 +1,1 @@
-"""Products of float64 matrices as products of small integers, on the INT8 tensor cores."""
+"""Products of float64 and complex matrices as products of bytes, on the INT8 tensor cores."""

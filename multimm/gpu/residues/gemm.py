@@ -124,7 +124,9 @@ def _matrix(
     lower: bool,
 ) -> Array | None:  # fmt: skip
     """A single product, stretch after stretch of k."""
-    stretches = [*along_k(a, b, turns[0], STRETCH)]
+    k = a.shape[0 if turns[0][0] else 1]
+    # Of much the same length: of a few elements nothing could be proved.
+    stretches = [*along_k(a, b, turns[0], -(-k // -(-k // STRETCH)))]
     plain: dict[str, Any] = {"alpha": 1.0, "beta": 0.0, "c": None}
     for left, right in stretches[:-1]:
         partial = _stretch(left, right, turns, lower, partial=partial, **plain)
