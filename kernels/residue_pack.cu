@@ -1,4 +1,4 @@
-// Packs an operand as residues of integers, for residue_mma.cu (common/residues.cuh).
+// Packs an operand as residues of integers, for byte_mma.cu (common/residues.cuh).
 //
 //   x  rows x k     op(A), or the transpose of op(B); lines ld elements of PARTS numbers apart
 //   squares, lowest of each row: what residue_rows.cu has found

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
-from cuda_on_cpu.integers import integer_tiles
+from cuda_on_cpu.integers import byte_tiles, integer_tiles, unpacked_bytes
 from cuda_on_cpu.products import below
 from pack_reference import (
     Split,
@@ -111,7 +111,7 @@ def memory(pointer: int, shape: tuple[int, ...], steps: tuple[int, ...], kind: s
 THREADS = {
     "sgemm_outer": 256, "split_pack": 256, "split_residuals": 256, "broad_pack": 256,
     "unpack": 256, "put_residuals": 256, "integer_pack": 256, "sgemm_split": 384,
-    "sgemm_split_mma": 256,
+    "sgemm_split_mma": 256, "byte_pack": 256, "byte_mma": 384,
 }  # fmt: skip
 
 #: Kernels that always look at what packing has counted.
@@ -380,6 +380,36 @@ class Kernel:
         packed = integer_tiles(memory(pointer, (rows, k), steps, kind))
         assert blocks == packed.size // 64**2
         memory(tiles, packed.shape, (1,), "f2")[...] = packed
+
+    # Products of bytes
+
+    def byte_pack(self, z, blocks, pointer, ld, rows, k, along_k, wide, slabs, tiles):
+        lines = rows if along_k else k
+        assert not wide or (pointer % 4 == 0 and (lines == 1 or ld % 4 == 0))
+        given = memory(pointer, (rows, k), (ld, 1) if along_k else (1, ld), "u1")
+        slices = blocks // (-(-rows // 128) * 2 * slabs)
+        packed = byte_tiles(given, slices, slabs)
+        assert blocks * 64 * 128 == packed.size
+        memory(tiles, packed.shape, (1,), "u1")[...] = packed
+
+    def byte_mma(self, z, blocks, m, n, slabs, slices, a, b, p, d, as_float):
+        assert self.integer
+        lower = "LOWER" in self.defines
+        assert blocks == min(tiles_of(m, n, 128, 256, lower) * slices, 132)
+        made = below(m, n, 128, 256) if lower else True
+        left, right = (
+            unpacked_bytes(memory(at, (slices * -(-rows // 128) * 128 * slabs * 128,), (1,), kind),
+                           slices, slabs)[:, :rows].astype("f8")
+            for at, rows, kind in ((a, m, self.kind("A")), (b, n, self.kind("B")))
+        )  # fmt: skip
+        for i in range(slices):
+            given = memory(p, (m, n), (n, 1), "i4") if p else None
+            to = memory(d + 4 * i * m * n, (m, n), (n, 1), "f4" if as_float else "i4")
+            _finish(left[i] @ right[i].T, 1, 0, None, given, to, made, wraps=True)
+
+    def kind(self, side):
+        """What the bytes of an operand are."""
+        return "i1" if self.defines[f"SIGNED_{side}"] else "u1"
 
     # What moves or adds elements
 

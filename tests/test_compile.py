@@ -144,29 +144,34 @@ def test_packing_of_integers_compiles_without_spills(size, signed):
         assert compiling.compile_text(text, target).usage["integer_pack"].spilled == 0
 
 
-RESIDUES, LOWER_RESIDUES = (dict(x) for file, x, _ in KERNELS if file == "residue_mma.cu")
+RESIDUES, LOWER_RESIDUES = (dict(x) for file, x, _ in KERNELS if file == "byte_mma.cu")
+
+
+BYTES = [RESIDUES | {"INTEGER": 1, "SIGNED_A": a, "SIGNED_B": b} for a in (0, 1) for b in (0, 1)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("defines", [RESIDUES, LOWER_RESIDUES], ids=str)
-def test_products_of_residues_never_spill_nor_wait_for_each_other(defines):
-    made = compiling.compile_text(kernel_text("residue_mma.cu", defines), "sm_90a")
-    usage = made.usage["residue_mma"]
+@pytest.mark.parametrize(
+    "defines", [RESIDUES, LOWER_RESIDUES, *BYTES, BYTES[0] | {"LOWER": 1}], ids=str
+)
+def test_products_of_bytes_never_spill_nor_wait_for_each_other(defines):
+    made = compiling.compile_text(kernel_text("byte_mma.cu", defines), "sm_90a")
+    usage = made.usage["byte_mma"]
     assert usage.spilled == 0
     # At its start; later a third of the threads gives registers to the others.
     assert usage.registers <= 65_536 // 384
     assert "C75" not in made.log
 
 
-def test_rules_of_products_of_residues_hold_in_the_kernel_too():
+def test_rules_of_products_of_bytes_hold_in_the_kernel_too():
     for name in RESIDUES:
         some = {key: value for key, value in RESIDUES.items() if key != name}
         with pytest.raises(KernelError, match="TILE_N, SLOTS and BAND must be defined"):
-            compiling.compile_text(kernel_text("residue_mma.cu", some), "sm_90a")
+            compiling.compile_text(kernel_text("byte_mma.cu", some), "sm_90a")
     with pytest.raises(KernelError, match="B is packed in tiles of 64"):
-        compiling.compile_text(kernel_text("residue_mma.cu", RESIDUES | {"TILE_N": 96}), "sm_90a")
+        compiling.compile_text(kernel_text("byte_mma.cu", RESIDUES | {"TILE_N": 96}), "sm_90a")
     with pytest.raises(KernelError, match="wgmma"):
-        compiling.compile_text(kernel_text("residue_mma.cu", RESIDUES), "sm_90")
+        compiling.compile_text(kernel_text("byte_mma.cu", RESIDUES), "sm_90")
 
 
 def test_rules_of_split_products_hold_in_the_kernel_too():

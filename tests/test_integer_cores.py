@@ -10,7 +10,7 @@ from stand_in import LAYOUTS, Kernel, gpu, laid_out
 
 from multimm.gpu import last_choice
 from multimm.gpu.arch import ARCHITECTURES, limits_for
-from multimm.gpu.integers import in_bytes, tensor_cores
+from multimm.gpu.integers import in_bytes, int8_cores, tensor_cores
 from multimm.gpu.integers.tensor_cores import config_for, plan_for
 from multimm.gpu.kernel_selection import SPLIT, Choice
 from multimm.graph.lowering.symmetric import link_diagonal
@@ -18,14 +18,30 @@ from multimm.graph.tasks import multiply
 from multimm.graph.tasks.multiply import Step
 
 SLAB = 64
-BYTES = "FP16 carries the bytes of integers of 16 bits"
+BYTES = "tensor cores multiply the bytes of integers of 16 bits"
 
 
 pytestmark = pytest.mark.usefixtures("gpu_in_numpy")
 
 
-def of(entry):
-    return [args for kernel, _, _, args in Kernel.launches if kernel.name == entry]
+@pytest.fixture(params=[True, False], ids=["INT8", "FP16"], autouse=True)
+def int8(request, monkeypatch):
+    """Whether the GPU multiplies bytes."""
+    if not request.param:
+        monkeypatch.setattr(int8_cores, "takes", lambda a, b: False)
+    return request.param
+
+
+def of(*entries):
+    return [args for kernel, _, _, args in Kernel.launches if kernel.name in entries]
+
+
+def packed():
+    return of("integer_pack", "byte_pack")
+
+
+def products_run():
+    return of("sgemm_split", "byte_mma")
 
 
 def numbers(shape, dtype, seed=0, most=None):
@@ -66,7 +82,7 @@ def test_operands_as_they_lie(layout, trans, dtype):
     x, y = numbers((40, 130), dtype, most=500), numbers((130, 33), dtype, 1, most=500)
     found = product(x, y, trans=trans, layout=layout)
     same(found, x.astype("i8") @ y.astype("i8"), "i4")
-    assert len(of("integer_pack")) == 2
+    assert len(packed()) == 2
 
 
 @pytest.mark.parametrize(
@@ -78,7 +94,7 @@ def test_the_kernel_rounds_what_is_to_be_float32(sums, dtype, rounded):
     whole = (x.astype(float) @ y).astype("i8")  # by BLAS: exact below 2**53
     assert whole.max() > 2**24
     same(product(x, y, sums=sums, dtype=dtype), whole, dtype)
-    assert [bool(args[-1]) for args in of("sgemm_split")] == [rounded]
+    assert [bool(args[-1]) for args in products_run()] == [rounded]
 
 
 def test_partial_sums_scalars_and_c():
@@ -90,23 +106,23 @@ def test_partial_sums_scalars_and_c():
     step = Step("int32", "float32", alpha=0.5, beta=2.0)
     found = multiply.gemm(gpu(x), gpu(y), c=gpu(c), step=step)
     same(found, 0.5 * whole + 2 * c, "f4")
-    assert not any(args[-1] for args in of("sgemm_split"))
+    assert not any(args[-1] for args in products_run())
 
 
-def test_long_sums_are_cut_where_int32_ends(monkeypatch):
-    """Also into stretches, so that packed operands are not all there at a time."""
+def test_long_sums_are_cut_where_int32_ends(monkeypatch, int8):
+    """Also into stretches, so that packed operands are not all there at a time: not of bytes."""
     k = 140_000
     x, y = np.full((3, k), -128, "i1"), np.full((k, 2), -128, "i1")
     for sums in ("int64", "float64"):
         Kernel.forget()
         same(product(x, y, sums=sums), np.full((3, 2), k * 2**14), sums)
-        assert len(of("integer_pack")) == 2 * ceil(k / 131_008)
+        assert len(packed()) == 2 * ceil(k / 131_008)
     Kernel.forget()
     monkeypatch.setattr(tensor_cores, "stretch_of", lambda m, n, k: 128 * 400)
     same(product(x, y), np.full((3, 2), k * 2**14).astype("i4"), "i4")
     same(product(x, y, partial=gpu(np.full((3, 2), 5, "i4"))),
          np.full((3, 2), k * 2**14 + 5).astype("i4"), "i4")  # fmt: skip
-    assert len(of("integer_pack")) == 2 * 2 * 3
+    assert len(packed()) == 2 * 2 * (1 if int8 else 3)
 
 
 def test_few_tiles_are_summed_in_slices():
@@ -114,7 +130,7 @@ def test_few_tiles_are_summed_in_slices():
     p = gpu(numbers((60, 50), "int32", 2))
     whole = x.astype("i8") @ y.astype("i8")
     same(product(x, y, partial=p), (whole + p).astype("i4"), "i4")
-    assert all(args[3] > 0 and args[-1] == 0 for args in of("sgemm_split"))
+    assert all(args[3] > 0 and args[-1] == 0 for args in products_run())
     same(product(x, y, dtype="float32"), whole, "f4")
 
 
@@ -128,7 +144,7 @@ def test_stacks_of_large_matrices_one_by_one_and_of_small_ones_by_a_library(monk
     same(product(x, y, dtype="float32"), whole, "f4")
     p = numbers((2, 3, 20, 30), "int32", 2, most=9)
     same(product(x, y, sums="float64", partial=gpu(p.astype("f8"))), whole + p, "f8")
-    assert len(of("sgemm_split")) == 3 * 6
+    assert len(products_run()) == 3 * 6
 
 
 def test_numbers_that_fp16_does_not_carry_go_elsewhere():
@@ -140,7 +156,7 @@ def test_numbers_that_fp16_does_not_carry_go_elsewhere():
         assert bool(Kernel.launches) == there
     x, y = numbers((60, 300), "int16", most=2048), numbers((300, 50), "int8")
     same(product(x, y), x.astype("i8") @ y, "i4")
-    assert of("sgemm_split")[-1][-2] == 1  # every slab
+    assert products_run()[-1][-2] == 1  # every slab
     Kernel.forget()
     wide = numbers((60, 300), "int32", most=3)
     same(
@@ -157,14 +173,14 @@ def test_numbers_that_fp16_does_not_carry_go_elsewhere():
     [("int16", "int16", 4), ("uint16", "uint16", 4), ("int16", "uint16", 4), ("int16", "int8", 2),
      ("uint8", "uint16", 2), ("bool", "int16", 2)],
 )  # fmt: skip
-def test_large_numbers_of_16_bits_are_multiplied_as_bytes(monkeypatch, a, b, products, sums):
+def test_large_numbers_of_16_bits_are_multiplied_as_bytes(monkeypatch, int8, a, b, products, sums):
     monkeypatch.setattr(in_bytes, "LARGE", 0)
     x, y = numbers((60, 300), a), numbers((300, 50), b, 1)
     x[0], y[:, 0] = (z.min() if z.dtype.kind == "i" else z.max() for z in (x, y))  # the largest
     whole = x.astype("i8") @ y.astype("i8")
     same(product(x, y, sums=sums), whole, sums)
-    assert len(of("sgemm_split")) == products
-    assert last_choice() == Choice(SPLIT, "exact", BYTES)
+    assert len(products_run()) == products
+    assert last_choice() == Choice("byte_mma" if int8 else SPLIT, "exact", BYTES)
     p = gpu(numbers((60, 50), "int16", 2).astype(sums))
     same(product(x, y, sums=sums, partial=p), whole + p.astype("i8"), sums)
 
@@ -184,7 +200,7 @@ def test_what_fp16_carries_beside_bytes_stays_whole(monkeypatch):
         x, y = numbers((40, 130), "int16", most=most), numbers((130, 33), "int16", 1)
         x[0, 0] = most
         same(product(x, y, sums="int64"), x.astype("i8") @ y, "i8")
-        assert len(of("sgemm_split")) == products
+        assert len(products_run()) == products
 
 
 def test_half_of_a_symmetric_product_of_bytes(monkeypatch):
@@ -192,7 +208,7 @@ def test_half_of_a_symmetric_product_of_bytes(monkeypatch):
     x = numbers((300, 140), "int16")
     step = Step("int64", "int64", False, True)
     same(link_diagonal(gpu(x), step=step, complete=True), x.astype("i8") @ x.T, "i8")
-    assert len(of("integer_pack")) == 1 + 2 + 2 + 1  # of both bytes: once where both sides are one
+    assert len(packed()) == 1 + 2 + 2 + 1  # of both bytes: once where both sides are one
 
 
 def test_small_products_of_large_numbers_are_float64s():
@@ -209,7 +225,7 @@ def test_half_of_a_symmetric_product_and_one_packing(trans, dtype):
     step = Step("int32", dtype, *trans)
     found = link_diagonal(a, step=step, complete=True)
     same(found, x.astype("i8") @ x.astype("i8").T, dtype)
-    assert len(of("integer_pack")) == 1
+    assert len(packed()) == 1
     p = gpu(np.full((300, 300), 7, "i4"))
     same(
         link_diagonal(a, p, step=step, complete=True), x.astype("i8") @ x.astype("i8").T + 7, dtype

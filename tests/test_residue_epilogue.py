@@ -1,7 +1,8 @@
-"""What residue_mma.cu does with the sums of the tensor cores: its own text, run on the CPU.
+"""What byte_mma.cu does with the sums of the tensor cores: its own text, run on the CPU.
 
 The kernel as a whole needs a GPU. What stands behind the products is plain CUDA C++: residues of
-the sums, as bytes, and an exchange within four lanes that stores eight of a row at once.
+the sums, as bytes, and an exchange within four lanes that stores eight of a row at once; or sums
+as they are, with what is added to them.
 """
 
 from __future__ import annotations
@@ -54,9 +55,37 @@ FAULTS = (
 )
 
 
+#: With INTEGER: one warpgroup's sums, at the edges of D.
+OF_INTEGERS = """
+typedef long long index_t;
+constexpr int TILE_N = @COLUMNS, SUMS = TILE_N / 2;
+@FUNCTIONS
+extern "C" __global__ void epilogue(const int* sums, index_t m, index_t n, const int* p, int* d,
+                                    int as_float) {
+  int own[SUMS];
+  const int thread = threadIdx.x, row = thread / 32 * 16 + thread % 32 / 4;
+  for (int i = 0; i < SUMS; ++i) {
+    const int column = i / 4 * 8 + thread % 4 * 2 + i % 2;
+    own[i] = sums[(row + i / 2 % 2 * 8) * TILE_N + column];
+  }
+  const Results results{m, n, p, d, as_float != 0, n % 2 == 0};
+  results.store(own, row, 0);
+}
+"""
+INTEGER_FAULTS = (
+    ("if (line >= m) continue;", ""),
+    ("+ 8 * h;", "+ 4 * h;"),
+    ("} else if (col < n) {", "} else {"),
+    ("if (col + 1 < n) d[at + 1]", "d[at + 1]"),
+    ("pairs && col < n", "pairs"),
+    ("value(sums[i + 1], at + 1)};", "value(sums[i + 1], at)};"),
+    ("static_cast<unsigned>(p[at])", "static_cast<unsigned>(p[0])"),
+)
+
+
 def text(old: str = "", new: str = "") -> str:
     """The functions behind the products, with a fault in them, and a kernel that calls them."""
-    source = kernel_text("residue_mma.cu", {"TILE_N": COLUMNS, "SLOTS": 4, "BAND": 16})
+    source = kernel_text("byte_mma.cu", {"TILE_N": COLUMNS, "SLOTS": 4, "BAND": 16})
     found = [
         re.search(rf"^__device__ __forceinline__ \w+ {name}\(.*?^}}$", source, re.DOTALL | re.M)[0]
         for name in ("residue", "exchanged", "store")
@@ -116,5 +145,57 @@ def test_each_planted_fault_is_found():
             if not wrong(started(text(*fault)).result()):
                 missed.append(fault)
         except KernelFault:  # stored beyond D, or not aligned
+            continue
+    assert missed == []
+
+
+def integer_text(old: str = "", new: str = "") -> str:
+    """The struct behind the products of integers, with a fault in it."""
+    source = kernel_text("byte_mma.cu", {"TILE_N": COLUMNS, "SLOTS": 4, "BAND": 16, "INTEGER": 1})
+    struct = re.search(r"^struct Results \{.*?^\};$", source, re.DOTALL | re.M)[0]
+    assert not old or struct.count(old) == 1, f"plant the fault anew: {old}"
+    around = OF_INTEGERS.replace("@COLUMNS", str(COLUMNS))
+    return around.replace("@FUNCTIONS", struct.replace(old, new))
+
+
+def wrong_integers(program) -> list[str]:
+    """The products of which some sum is wrong, or lies elsewhere."""
+    rng = np.random.default_rng(0)
+    launches, expected = [], []
+    for m, n, has_p, as_float in (
+        (64, 64, False, 0), (64, 64, True, 0), (50, 62, True, 1), (9, 7, True, 0),
+        (33, 61, False, 1),
+    ):  # fmt: skip
+        whole, p = (rng.integers(-(2**31), 2**31, size).astype(np.int32)
+                    for size in ((ROWS, COLUMNS), (m, n)))  # fmt: skip
+        exact = whole[:m, :n].astype(np.int64) + (p if has_p else 0)
+        wrapped = exact.astype(np.int32)
+        after = wrapped.astype(np.float32).view(np.int32) if as_float else wrapped
+        expected.append(after.reshape(-1))
+        arguments = [Pointer(0), m, n, Pointer(1) if has_p else None, Pointer(2), as_float]
+        buffers = [Buffer.of(whole), Buffer.of(p.reshape(-1)),
+                   Buffer.of(np.full(m * n, 0x55555555, np.int32))]  # fmt: skip
+        launches.append(Launch("epilogue", (1, 1, 1), THREADS, arguments, buffers,
+                               what=f"integers {m} x {n}, {has_p=}, {as_float=}"))  # fmt: skip
+    found = program.run(launches).buffers
+    return [
+        launch.what for launch, (*_, d), after in zip(launches, found, expected, strict=True)
+        if not np.array_equal(d.spans[0].view(np.int32), after)
+    ]  # fmt: skip
+
+
+def test_integers_are_stored_within_their_matrix_and_added_modulo_2_to_the_32():
+    assert wrong_integers(started(integer_text()).result()) == []
+
+
+def test_each_planted_fault_of_integers_is_found():
+    for fault in INTEGER_FAULTS:
+        started(integer_text(*fault))
+    missed = []
+    for fault in INTEGER_FAULTS:
+        try:
+            if not wrong_integers(started(integer_text(*fault)).result()):
+                missed.append(fault)
+        except KernelFault:
             continue
     assert missed == []

@@ -13,8 +13,8 @@
 // largest and rounded towards zero.
 //
 // With BROAD factors are bfloat16 (PARTS 3), or TF32 (PARTS 1): of these 128 bytes hold 32, and one
-// instruction multiplies 8, which are 32 bytes, too. With RESIDUES they are int8, 32 of them at a
-// time, and D is of int32, whose sums wrap.
+// instruction multiplies 8, which are 32 bytes, too. With BYTE_FACTORS they are int8 or uint8 (SIGNED_A and
+// SIGNED_B say which), 32 of them at a time, and D is of int32, whose sums wrap.
 #pragma once
 
 #include "common/mbarrier.cuh"
@@ -44,7 +44,7 @@ __device__ __forceinline__ void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-#ifdef RESIDUES
+#ifdef BYTE_FACTORS
 typedef int tensor_sum_t;
 #define IN_AND_OUT "+r"
 #else
@@ -66,8 +66,14 @@ typedef float tensor_sum_t;
 #define NAMES_96 \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#if defined(RESIDUES)
+#if defined(BYTE_FACTORS) && SIGNED_A && SIGNED_B
 #define TYPES ".s32.s8.s8"
+#elif defined(BYTE_FACTORS) && SIGNED_A
+#define TYPES ".s32.s8.u8"
+#elif defined(BYTE_FACTORS) && SIGNED_B
+#define TYPES ".s32.u8.s8"
+#elif defined(BYTE_FACTORS)
+#define TYPES ".s32.u8.u8"
 #elif !defined(BROAD)
 #define TYPES ".f32.f16.f16"
 #elif PARTS == 3
@@ -76,7 +82,7 @@ typedef float tensor_sum_t;
 #define TYPES ".f32.tf32.tf32"
 #endif
 // Behind the addition: signs of the factors, and that both lie along k, where something else could.
-#if defined(RESIDUES)
+#if defined(BYTE_FACTORS)
 #define DEPTH "k32"
 #define AS_IT_IS ""
 #elif defined(BROAD) && PARTS == 1

@@ -43,7 +43,7 @@ ALONE = 2**33
 class Choice(NamedTuple):
     """A kernel and why it was taken."""
 
-    kernel: str  #: "sgemm_ffma"; "sgemm_split", whichever tensor cores the GPU has; "residues"
+    kernel: str  #: "sgemm_ffma"; "sgemm_split", whichever tensor cores the GPU has; others
     precision: str  #: that was promised, or "exact"
     reason: str  #: one line
 
@@ -180,8 +180,9 @@ def last_choice() -> Choice | None:
     Returns
     -------
     Choice or None
-        `kernel` (``"sgemm_ffma"``, ``"sgemm_split"`` on tensor cores, or ``"residues"`` for
-        float64), the `precision` that was promised, or ``"exact"``, and the `reason`, one line.
+        `kernel` (``"sgemm_ffma"``; on tensor cores ``"sgemm_split"``, ``"byte_mma"`` for integers,
+        and ``"residues"`` for float64 and complex numbers), the `precision` that was promised, or
+        ``"exact"``, and the `reason`, one line.
     """
     if _noted.what_ran is not None:
         _noted.choice, _noted.what_ran = _noted.what_ran(), None

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import ceil
 
 import numpy as np
 from pack_reference import swizzled
+from residue_reference import in_tiles
 
 from cuda_on_cpu.operands import placed
 from cuda_on_cpu.products import Case
 from cuda_on_cpu.program import Buffer, Launch, Pointer
 from cuda_on_cpu.split_products import SLAB, THREADS, TILE_M, Product
+
+THREADS_OF_PACK = 256
 
 
 def integer_tiles(x: np.ndarray) -> np.ndarray:
@@ -20,6 +24,49 @@ def integer_tiles(x: np.ndarray) -> np.ndarray:
     padded[:rows, :k] = x
     tiles = padded.reshape(padded.shape[0] // SLAB, SLAB, -1, SLAB).swapaxes(1, 2)
     return swizzled(tiles).reshape(-1)
+
+
+def byte_tiles(x: np.ndarray, slices: int, slabs: int) -> np.ndarray:
+    """Rows along k as byte_mma.cu reads them: tiles of each slice of k, swizzled; zeros around."""
+    rows, k = x.shape
+    padded = np.zeros((-(-rows // 128) * 128, slices * slabs * 128), np.uint8)
+    padded[:rows, :k] = x
+    parts = padded.reshape(len(padded), slices, -1).swapaxes(0, 1)
+    return in_tiles(parts)
+
+
+def unpacked_bytes(tiles: np.ndarray, slices: int, slabs: int) -> np.ndarray:
+    """The opposite, with the zeros around: slices, rows, and k."""
+    r, c = np.ogrid[:64, :128]
+    swizzled = tiles.reshape(slices, -1, slabs, 64, 128)
+    plain = swizzled[..., r, c ^ 16 * (r % 8)].swapaxes(2, 3)
+    return plain.reshape(slices, -1, slabs * 128)
+
+
+def byte_pack_cases() -> Iterator[Case]:
+    """Rows in lines or across them, at any address; in one slice and in several."""
+    rng = np.random.default_rng(0)
+    for rows, k, extra, offset, slices in (
+        (1, 1, 0, 0, 1), (64, 128, 0, 0, 1), (130, 129, 4, 8, 1), (33, 700, 3, 1, 3),
+        (200, 512, 0, 2, 2), (129, 260, 8, 4, 3),
+    ):  # fmt: skip
+        x = rng.integers(0, 256, (rows, k)).astype(np.uint8)
+        slabs = ceil(ceil(k / 128) / slices)
+        for along_k in (False, True):
+            lines = x if along_k else x.T
+            line = lines.shape[1] + extra
+            memory = np.full(offset + len(lines) * line - extra, 0x55, np.uint8)
+            step = np.lib.stride_tricks.as_strided(memory[offset:], lines.shape, (line, 1))
+            step[...] = lines
+            tiles = byte_tiles(x, slices, slabs)
+            for wide in {False, offset % 4 == 0 and line % 4 == 0}:
+                before = [Buffer.of(memory), Buffer.of(np.full_like(tiles, 0x55))]
+                launch = Launch(
+                    "byte_pack", (len(tiles) // (64 * 128), 1, 1), THREADS_OF_PACK,
+                    [Pointer(0, offset), line, rows, k, int(along_k), int(wide), slabs, Pointer(1)],
+                    before, what=f"byte_pack {rows} x {k}, {along_k=}, {wide=}, {slices=}",
+                )  # fmt: skip
+                yield Case(launch, [before[0], Buffer.of(tiles)])
 
 
 def _products(tile_n: int) -> tuple[Product, ...]:

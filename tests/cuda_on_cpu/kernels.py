@@ -16,7 +16,7 @@ from cuda_on_cpu import products
 from cuda_on_cpu.broad import broad_cases
 from cuda_on_cpu.complex_parts import mirror_cases, parts_cases
 from cuda_on_cpu.elementwise import add_cases, copy_cases, transpose_cases
-from cuda_on_cpu.integers import integer_cases, integer_pack_cases
+from cuda_on_cpu.integers import byte_pack_cases, integer_cases, integer_pack_cases
 from cuda_on_cpu.packing import pack_cases, unpack_cases
 from cuda_on_cpu.products import Case, Signature, Tile, rung, sliced
 from cuda_on_cpu.program import Program, started
@@ -29,7 +29,7 @@ from multimm.gpu.simt.configs import REGISTRY, TileConfig
 from multimm.gpu.simt.thin import OUTER_COLS, ThinConfig, axpy_config, dot_config, outer_config
 
 #: Kernels that are more than plain CUDA C++: tensor cores that read shared memory.
-NOT_PLAIN = frozenset({"sgemm_split.cu", "residue_mma.cu"})
+NOT_PLAIN = frozenset({"sgemm_split.cu", "byte_mma.cu"})
 
 
 @dataclass(frozen=True)
@@ -299,6 +299,7 @@ TABLE: tuple[Variant, ...] = (
     integer_pack(1, 1),
     integer_pack(1, 0),
     integer_pack(2, 1),
+    Variant("byte_pack.cu", (), byte_pack_cases),
     *(residues(name, dtype, ALONG_K=along)
       for dtype in FORMATS for name in ("rows", "pack") for along in (0, 1)),
     *(residues("join", dtype) for dtype in FORMATS),

@@ -343,7 +343,7 @@ def integers() -> None:
 
 
 def residues() -> None:
-    """Run residue_rows, residue_pack, residue_mma and residue_join: of integers and others."""
+    """Run residue_rows, residue_pack, byte_mma and residue_join: of integers and others."""
     if device_of(0).limits.capability != 90:
         return
     rng = np.random.default_rng(10)

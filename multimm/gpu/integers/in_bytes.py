@@ -16,7 +16,7 @@ import numpy as np
 
 from multimm.gpu.integers import tensor_cores
 from multimm.gpu.integers.float_blas import most
-from multimm.gpu.kernel_selection import SPLIT, Choice, note
+from multimm.gpu.kernel_selection import Choice, last_choice, note
 
 Array = Any
 DType = np.dtype[Any]
@@ -68,7 +68,8 @@ def product(
         total = total.astype(sums, copy=False)
         if partial is not None:
             total += partial.astype(sums, copy=False)
-    note(Choice(SPLIT, "exact", "FP16 carries the bytes of integers of 16 bits"))
+    if (ran := last_choice()) is not None:
+        note(Choice(ran.kernel, "exact", "tensor cores multiply the bytes of integers of 16 bits"))
     return total
 
 

@@ -4,6 +4,8 @@
     sgemm_split    one product of these, with INTEGER: what the tensor cores sum goes to int32
                    before it can leave the integers that float32 holds
 
+On Hopper GPUs those of 8 bits stay bytes (`int8_cores`).
+
 Sums are exact modulo 2^32. Where they are asked for in more, k is cut into stretches whose sums
 int32 holds, and these are added.
 """
@@ -25,6 +27,7 @@ from multimm.gpu.emulated.configs import (
     tiles_for,
 )
 from multimm.gpu.emulated.pack import source_of
+from multimm.gpu.integers import int8_cores
 from multimm.gpu.integers.bounds import FP16, HELD, is_narrow, terms
 from multimm.gpu.integers.float_blas import most
 from multimm.gpu.kernel_selection import ALONE, SPLIT, Choice, note
@@ -49,7 +52,7 @@ _INT32, _FLOAT32 = np.dtype("int32"), np.dtype("float32")
 class Plan(NamedTuple):
     """How k is cut for numbers that are no larger than these."""
 
-    promote: int  #: slabs that the tensor cores sum
+    promote: int  #: slabs that the tensor cores sum; 0: products of bytes
     length: int  #: of a stretch whose sums int32 holds
 
 
@@ -105,7 +108,8 @@ def product(
         return None
     import cupy
 
-    plan = plan_for(most(cupy, a), most(cupy, b))
+    in_bytes = int8_cores.takes(a, b)
+    plan = Plan(0, int8_cores.longest(a, b)) if in_bytes else plan_for(most(cupy, a), most(cupy, b))
     if plan is None:
         return None
     with cupy.cuda.Device(a.device.id):
@@ -115,8 +119,11 @@ def product(
             made = cupy.empty(shape, sums)
             for at, (left, right, p) in of_a_stack(shape[:-2], a, b, partial):
                 made[at] = _matrix(left, right, trans, sums, p, None, plan, lower)
-    bits = _bits(a.dtype), _bits(b.dtype)
-    note(Choice(SPLIT, "exact", f"FP16 carries integers of {bits[0]} and {bits[1]}"))
+    bits = f"{_bits(a.dtype)} and {_bits(b.dtype)}"
+    kernel, reason = SPLIT, f"FP16 carries integers of {bits}"
+    if in_bytes:
+        kernel, reason = "byte_mma", f"INT8 tensor cores multiply integers of {bits}"
+    note(Choice(kernel, "exact", reason))
     return made
 
 
@@ -134,7 +141,7 @@ def _matrix(
     m, k = a.shape[::-1] if trans[0] else a.shape
     n = b.shape[0] if trans[1] else b.shape[1]
     modular = sums.kind in "iu" and sums.itemsize <= _INT32.itemsize
-    longest = stretch_of(m, n, k)
+    longest = stretch_of(m, n, k) if plan.promote else k
     stretches = [*along_k(a, b, trans, longest if modular else min(longest, plan.length))]
     if not modular:
         total: Array = None
@@ -158,6 +165,9 @@ def _launch(
     a: Array, b: Array, trans: tuple[bool, bool], p: Array, d: Array, plan: Plan, lower: bool
 ) -> None:
     """D = op(A) op(B) + P, by the current stream."""
+    if not plan.promote:
+        int8_cores.launch(a, b, trans, p, d, lower=lower)
+        return
     with workspaces(d.device.id) as take:
         k, tiles = _packed(a, "a", trans[0], take)
         same = a is b and trans[0] != trans[1]

@@ -2,7 +2,7 @@
 
 residue_rows   how large the rows of an operand are, and how many bits they have
 residue_pack   each row as integers, and these as bytes: a plane for each modulus, or two
-residue_mma    products of bytes, all planes in one launch
+byte_mma    products of bytes, all planes in one launch
 residue_join   integers from their residues, and numbers from these
 """
 
@@ -13,23 +13,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from multimm.gpu.arch import LOWER, tiles_of
+from multimm.gpu import byte_products
+from multimm.gpu.byte_products import COLUMNS, ROWS, TILE_BYTES
 from multimm.gpu.emulated.pack import source_of
 from multimm.gpu.residues.certificate import Rows
 from multimm.gpu.residues.formats import FORMATS, Format
 from multimm.gpu.residues.moduli import COMPLEX, MOST, System, weights
-from multimm.gpu.runtime.launch import by_value, device_of, kernel_for
+from multimm.gpu.runtime.launch import by_value, kernel_for
 
 Array = Any
 Void = np.ndarray[Any, Any]
 
-#: Of residue_mma.cu; the longest k of a launch; and what rows and k are padded to.
-TILE_N, SLOTS, STRETCH = 256, 4, 2**15
-_ROWS, _K, _TILE_BYTES = 128, 128, 64 * 128
-_TILES = (("TILE_N", TILE_N), ("SLOTS", SLOTS), ("BAND", 16))
-_SHARED = SLOTS * ((_ROWS + TILE_N) * _K + 2 * 8) + 1024
-#: Threads of a block: usual ones, those of residue_rows.cu across rows, and of residue_mma.cu.
-_THREADS, _ACROSS, _MULTIPLYING = 256, 1024, 384
+#: The longest k of a launch.
+STRETCH = 2**15
+#: Threads of a block: usual ones, and those of residue_rows.cu across rows.
+_THREADS, _ACROSS = 256, 1024
 #: Rows of a thread block of residue_join.cu, its columns, and rows of its grid.
 _JOINED_ROWS, _JOINED_COLUMNS, _MOST_ROWS = 8, 128, 1024
 #: 64-bit words of a summary (kernels/common/residues.cuh), and which of them packing writes.
@@ -37,7 +35,7 @@ WORDS, _BY_PACKING = 8, slice(3, 8)
 #: Files, their compile-time parameters, and whether instructions are those of one chip alone: of
 #: float64. What complex numbers need besides is compiled when they are met.
 KERNELS = (
-    *(("residue_mma.cu", (*_TILES, *lower), True) for lower in ((), LOWER)),
+    *(("byte_mma.cu", byte_products.defines(lower=lower), True) for lower in (False, True)),
     *((f"residue_{name}.cu", (("ALONG_K", along), *FORMATS["float64"].defines), False)
       for name in ("rows", "pack") for along in (0, 1)),
     ("residue_join.cu", FORMATS["float64"].defines, False),
@@ -64,12 +62,12 @@ class Operand(NamedTuple):
     @property
     def panels(self) -> int:
         """Tiles along the rows."""
-        return -(-self.rows // _ROWS) * 2
+        return byte_products.panels(self.rows)
 
     @property
     def slabs(self) -> int:
         """Tiles along k."""
-        return -(-self.k // _K)
+        return byte_products.slabs(self.k)
 
     @property
     def defines(self) -> tuple[tuple[str, int], ...]:
@@ -78,7 +76,7 @@ class Operand(NamedTuple):
 
     def first_rows(self, summary: Array) -> Operand:
         """A few of its rows: what is found of them goes elsewhere."""
-        return self._replace(rows=min(self.rows, _ROWS), summary=summary)
+        return self._replace(rows=min(self.rows, ROWS), summary=summary)
 
 
 def looked_at(x: Array, side: str, trans: bool, summary: Array) -> Operand:
@@ -107,7 +105,7 @@ def packed(x: Operand, count: int, limit: float) -> Array:
     import cupy
 
     planes = count * x.format.system.parts
-    tiles = cupy.empty((planes, x.panels * x.slabs * _TILE_BYTES), np.int8)
+    tiles = cupy.empty((planes, x.panels * x.slabs * TILE_BYTES), np.int8)
     x.large.fill(0)
     x.summary[_BY_PACKING] = 0
     device = tiles.device.id
@@ -139,18 +137,12 @@ def multiplied(a: Operand, b: Operand, tiles: tuple[Array, Array], *, lower: boo
     import cupy
 
     m, n, count = a.rows, b.rows, len(tiles[0])
-    made = cupy.empty((count, -(-m // _ROWS) * _ROWS, -(-n // TILE_N) * TILE_N), np.uint8)
-    device = made.device.id
-    kernel = kernel_for(
-        device, "residue_mma.cu", "residue_mma", (*_TILES, *LOWER * lower), shared_bytes=_SHARED,
-        specific=True,
-    )  # fmt: skip
-    tiles_of_d = count * tiles_of(m, n, _ROWS, TILE_N, lower)
-    grid = min(tiles_of_d, device_of(device).multiprocessors)
-    kernel((grid, 1, 1), (_MULTIPLYING, 1, 1), (
-        m, n, a.slabs, np.int32(count), _moduli_of_products(a.format.system), tiles[0].data.ptr,
+    made = cupy.empty((count, -(-m // ROWS) * ROWS, -(-n // COLUMNS) * COLUMNS), np.uint8)
+    arguments = (
+        a.slabs, np.int32(count), _moduli_of_products(a.format.system), tiles[0].data.ptr,
         np.int32(a.conj), tiles[1].data.ptr, np.int32(b.conj), made.data.ptr, made.shape[2],
-    ), shared_mem=_SHARED)  # fmt: skip
+    )  # fmt: skip
+    byte_products.launch(made.device.id, m, n, count, arguments, lower=lower)
     return made
 
 

@@ -1,11 +1,15 @@
-// Products of residues: D = A * B' mod p for each plane's modulus p, on the tensor cores of sm_90a.
+// Products of bytes on the tensor cores of sm_90a: D = A * B', of integers or of their residues.
 //
-//   A      count planes of packed tiles [R / 64][slabs][64][128] int8, R = m rounded up to 128
+//   A      count planes of packed tiles [R / 64][slabs][64][128] of bytes, R = m rounded up to 128
 //   B      likewise of n rows: row j of B is column j of the product
-//   D      count planes of R rows, ldd bytes apart (n rounded up to 256): residues nearest to 0
+//   D      count planes of R rows, ldd bytes apart (n rounded up to 256): residues nearest to 0, modulo
+//          each plane's modulus
+//   D, P   with INTEGER defined: count planes of m x n int32 or, with `as_float`, of these as float32;
+//          D = A * B' + P, modulo 2^32. P is null, or has one plane as there is one. Bytes are int8 or
+//          uint8, as SIGNED_A and SIGNED_B say. Planes are slices of k
 //
-// A slab is 128 k. Sums are of int32: 2^14 for each k at most, so that k may be 2^17. From a sum of
-// up to 2^29 one rounding finds the multiple of p to within one, so k is 2^15 at most.
+// A slab is 128 k. Sums are of int32, which wraps. Of residues they are 2^14 for each k at most. From a
+// sum of up to 2^29 one rounding finds the multiple of a modulus to within one, so k is 2^15 at most.
 //
 // With LOWER defined D is square, and its tiles above the diagonal are left as they are.
 //
@@ -30,9 +34,13 @@
 #define BAND 16
 #endif
 #if !defined(TILE_N) || !defined(SLOTS) || !defined(BAND)
-#error "TILE_N, SLOTS and BAND must be defined: see multimm.gpu.residues.launch"
+#error "TILE_N, SLOTS and BAND must be defined: see multimm.gpu.byte_products"
 #endif
-#define RESIDUES
+#define BYTE_FACTORS
+#ifndef INTEGER
+#define SIGNED_A 1
+#define SIGNED_B 1
+#endif
 
 #include "common/lower_tiles.cuh"
 #include "common/residues.cuh"
@@ -141,6 +149,41 @@ __device__ __forceinline__ void multiply_tile(int (&sums)[SUMS], const Ring& rin
   if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty_at(reading));
 }
 
+#ifdef INTEGER
+
+// Where sums go. Pairs of neighbours are stored at once where all of D's lie so.
+struct Results {
+  index_t m, n;
+  const int* p;
+  int* d;
+  bool as_float, pairs;
+
+  __device__ __forceinline__ int value(int sum, index_t at) const {
+    if (p) sum = static_cast<int>(static_cast<unsigned>(sum) + static_cast<unsigned>(p[at]));
+    return as_float ? __float_as_int(__int2float_rn(sum)) : sum;
+  }
+  __device__ __forceinline__ void store(const int (&sums)[SUMS], index_t row, index_t column) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const index_t line = row + 8 * h;
+      if (line >= m) continue;
+#pragma unroll
+      for (int j = 0; j < SUMS / 4; ++j) {
+        const index_t col = column + 8 * j + 2 * (threadIdx.x % 4), at = line * n + col;
+        const int i = 4 * j + 2 * h;
+        if (pairs && col < n) {
+          *reinterpret_cast<int2*>(d + at) = int2{value(sums[i], at), value(sums[i + 1], at + 1)};
+        } else if (col < n) {
+          d[at] = value(sums[i], at);
+          if (col + 1 < n) d[at + 1] = value(sums[i + 1], at + 1);
+        }
+      }
+    }
+  }
+};
+
+#else
+
 // The residue of a sum, as the lowest byte.
 __device__ __forceinline__ unsigned residue(int sum, int modulus, float inverse) {
   constexpr float ROUNDER = 12582912.0f;  // 1.5 * 2^23
@@ -185,11 +228,18 @@ __device__ __forceinline__ void store(const int (&sums)[SUMS], unsigned char* d,
   }
 }
 
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    residue_mma(index_t m, index_t n, index_t slabs, int count,
-                const __grid_constant__ Moduli moduli, const char* __restrict__ a_tiles, int turned_a,
-                const char* __restrict__ b_tiles, int turned_b, unsigned char* __restrict__ d,
-                index_t ldd) {
+#ifdef INTEGER
+    byte_mma(index_t m, index_t n, index_t slabs, int count, const char* __restrict__ a_tiles,
+             const char* __restrict__ b_tiles, const int* p, int* d, int as_float) {
+  constexpr int turned_a = 0, turned_b = 0;
+#else
+    byte_mma(index_t m, index_t n, index_t slabs, int count, const __grid_constant__ Moduli moduli,
+             const char* __restrict__ a_tiles, int turned_a, const char* __restrict__ b_tiles,
+             int turned_b, unsigned char* __restrict__ d, index_t ldd) {
+#endif
   extern __shared__ char memory[];
   const Ring ring(memory);
   if (threadIdx.x == 0) ring.begin(GROUPS * (GROUP_THREADS / 32));
@@ -217,8 +267,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       const TileIndex tile = work.tile(item);
       const int plane = work.plane(item), thread = threadIdx.x % GROUP_THREADS;
       const index_t row = tile.row * TILE_M + role * ROWS_OF_TILE + thread / 32 * 16 + thread % 32 / 4;
+#ifdef INTEGER
+      const Results results{m, n, p, d + plane * m * n, as_float != 0, n % 2 == 0};
+      results.store(sums, row, tile.col * TILE_N);
+#else
       store(sums, d + (plane * rows * TILE_M + row) * ldd + tile.col * TILE_N, ldd,
             moduli.modulus[plane], moduli.inverse[plane]);
+#endif
     }
   }
 }
