@@ -16,9 +16,10 @@ from multimm.cluster.local import local
 from multimm.errors import DTypeError, MemoryBudgetError, OptionError, ShapeError
 from multimm.gpu import requested_dtype
 from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, on_devices, result_dtype
+from multimm.gpu.integers.bounds import is_narrow
 from multimm.gpu.integers.gemm import TENSOR_CORES, format_of
 from multimm.gpu.integers.overflow import warn_of_overflow
-from multimm.gpu.kernel_selection import Precision, check_held
+from multimm.gpu.kernel_selection import DOUBLE, Precision, check_held
 from multimm.gpu.problem import check_beta
 from multimm.gpu.residues.formats import FORMATS
 from multimm.graph.array import build
@@ -216,19 +217,21 @@ class Product(NamedTuple):
         # The real numbers in them.
         narrow |= step.accumulate == "complex64" and "complex64" in map(str, dtypes[:2])
         scheme: str = scheme_of(step.precision, self.a.dtype, self.b.dtype)
-        if self._int8(cluster, gpu) and step.accumulate != "complex64":
+        if step.accumulate in DOUBLE and self._int8(cluster, gpu):
             return BY_RESIDUES
         able = gpu and all(scheme in device.packs for device in cluster.devices)
         return scheme if able and narrow else ""
 
     def _int8(self, cluster: ClusterSpec, gpu: bool) -> bool:
-        """Whether INT8 tensor cores multiply operands of its dtype by residues."""
-        step = self.step
-        alike = {str(self.a.dtype), str(self.b.dtype), step.dtype} == {step.accumulate}
-        able = gpu and all(BY_RESIDUES in device.packs for device in cluster.devices)
-        if not (able and alike and step.accumulate in FORMATS):
+        """Whether INT8 tensor cores multiply its operands: bytes, or others by residues."""
+        if not (gpu and all(BY_RESIDUES in device.packs for device in cluster.devices)):
             return False
-        return FORMATS[step.accumulate].keeps(step.precision)
+        step, dtypes = self.step, {_dtype(self.a), _dtype(self.b)}
+        if all(map(is_narrow, dtypes)):
+            return True
+        alike = {*map(str, dtypes), step.dtype} == {step.accumulate}
+        known = FORMATS.get(step.accumulate)
+        return alike and known is not None and known.keeps(step.precision)
 
     def _exact(self, cluster: ClusterSpec, gpu: bool) -> str:
         """The format that integers are multiplied in (`format_of`), empty for other operands."""

@@ -26,6 +26,9 @@ _COST = {
 #: adding included they take 0.9 to 1.3 times as long as sgemm and dgemm (4000 squares, two cores
 #: that others used, too). Tensor cores take as long as for packed TF32 (H100: 650 TFLOP/s of both).
 _EXACT_COST = {"tf32": 0.09, "float32": 1.25, "float64": 2.5}
+#: The same of bytes on INT8 tensor cores (H200: 1250 TOP/s of squares of 8192); and of each product
+#: of bytes where 16 bits are cut into them, from so many multiplications on.
+_BYTES_COST, _CUT_COST, _CUT = 0.043, 0.085, 2**35
 #: Of these, those of tensor cores, whose operands each product packs for itself.
 ON_TENSOR_CORES = "tf32"
 #: Instead of a format, of wide integers: float64, if need be in digits (`multimm.gpu.integers`).
@@ -98,7 +101,8 @@ class Problem:
         The precision for which blocks are packed for tensor cores, where they are large
         enough; empty if they never are.
     int8 : bool
-        The GPUs multiply operands of its dtype by residues, where that pays.
+        The GPUs multiply bytes, and operands are narrow integers, or of a dtype that they multiply
+        by residues where that pays.
     exact : str
         The format in which integers are multiplied exactly, ``"tf32"`` on tensor cores, and
         ``"digits"`` for wide ones, which may be cut into several numbers of float64; empty for all
@@ -260,13 +264,33 @@ class Problem:
     @cached_property
     def by_residues(self) -> bool:
         """Whether block products are expected to run by residues."""
-        return self.int8 and RESIDUES[self.accumulate].pays(self.m, self.n, self.k)
+        if self.exact or not self.int8:
+            return False
+        return RESIDUES[self.accumulate].pays(self.m, self.n, self.k)
+
+    @property
+    def on_int8(self) -> bool:
+        """Whether INT8 tensor cores are expected to compute block products."""
+        return self.by_residues or self.byte_products > 0
+
+    @cached_property
+    def byte_products(self) -> int:
+        """How many products of bytes one of integers is; 0 where it is none."""
+        count = self.a.itemsize * self.b.itemsize
+        if not self.int8 or self.accumulate == "bool":
+            return 0
+        if self.exact == ON_TENSOR_CORES:
+            return count if count == 1 else 0
+        large = self.exact == "float64" and self.m * self.n * self.k >= _CUT
+        return count if large else 0
 
     @cached_property
     def packed_itemsize(self) -> int:
         """Bytes of an element once it is packed, 0 where none ever is."""
         if self.by_residues:
             return RESIDUES[self.accumulate].itemsize
+        if self.byte_products == 1:
+            return 1
         return _PACKED_ITEMSIZE.get(self.scheme, 0)
 
     @property
@@ -305,7 +329,9 @@ class Problem:
         if self.exact == DIGITS:
             return _DIGITS_COST.get(self.sum_bytes, _EXACT_COST["float64"])
         if self.exact:
-            return _EXACT_COST[self.exact]
+            if self.byte_products > 1:
+                return _CUT_COST * self.byte_products
+            return _BYTES_COST if self.byte_products else _EXACT_COST[self.exact]
         if self.by_residues:
             return RESIDUES[self.accumulate].cost
         if self.packs:

@@ -341,7 +341,7 @@ def _filled_up(layout: Schedule) -> float:
 
 def product_gflops(problem: Problem, device: DeviceSpec) -> float:
     """GFLOP/s of the problem's block products: measured, or scaled from the float32 rate."""
-    packed = problem.packs and not problem.by_residues
+    packed = problem.packs and not problem.on_int8
     if packed and (measured := dict(device.packed_gflops).get(problem.scheme)):
         return measured / problem.real_products
     return device.gflops / problem.relative_cost

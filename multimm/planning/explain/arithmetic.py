@@ -29,6 +29,9 @@ def arithmetic(layout: Schedule, precision: str, *, gpu: bool) -> str:
         )
     if p.exact:
         units = {"tf32": "tensor cores, as FP16"}.get(p.exact, f"{blas}, as {p.exact}")
+        if p.byte_products:
+            cut = f", by {p.byte_products} products of bytes" * (p.byte_products > 1)
+            return f"{_exact(p.dtype)}, on INT8 tensor cores{cut}"
         return f"{_exact(p.dtype)}, on {units}, in ranges of k that round nothing"
     if sums in _WIDE:
         return f"{sums}, by NumPy's own loops, without BLAS"
