@@ -79,6 +79,18 @@ def test_sweeps_are_one(tmp_path, monkeypatch):
     assert origin(found) == "8 x toy, 2026-01-03, commit c2 (multimm in part at c1)."
 
 
+def test_dtypes_may_be_measured_in_parts_on_one_day(tmp_path):
+    """Of each case what was measured last."""
+    runs = [("gone",), ("int8", "float64"), ("int8",)]
+    for rate, cases in enumerate(runs):
+        one = entry("strong square 65536", "multimm", "float32", 1)
+        made = [one | {"case": case, "tflops": float(rate)} for case in cases]
+        path = save(tmp_path, made, f"2026-01-0{min(2, rate + 1)}T0{rate}:00:00Z")
+        path.rename(path.with_name(path.name.replace("scaling", "dtypes")))
+    found = {r["case"]: r["tflops"] for r in Runs(tmp_path).of("dtypes")}
+    assert found == {"float64": 1.0, "int8": 2.0}
+
+
 def test_runs_on_gpus_come_first(tmp_path):
     save(tmp_path, swept("cpu"), "2026-01-02T00:00:00Z", CPUS)
     runs = Runs(tmp_path)

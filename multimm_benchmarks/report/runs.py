@@ -76,7 +76,7 @@ class Runs:
                 if records:
                     one = _computer(records)
                     older = found.pop(one, [])
-                    found[one] = _together(older, records) if suite == SCALING else records
+                    found[one] = _JOINED.get(suite, _newest)(older, records)
             self._found[suite] = found
         return self._found[suite]
 
@@ -95,6 +95,21 @@ def _together(older: list[Record], newer: list[Record]) -> list[Record]:
         if fits:
             found[key_of(record)] = record
     return sorted(found.values(), key=_place)
+
+
+def _of_a_day(older: list[Record], newer: list[Record]) -> list[Record]:
+    """Both, of one day: a case as it was measured last."""
+    cases = {record["case"] for record in newer}
+    same_day = [x for x in older if _date(x)[:10] == _date(newer[0])[:10]]
+    return [*(x for x in same_day if x["case"] not in cases), *newer]
+
+
+def _newest(older: list[Record], newer: list[Record]) -> list[Record]:
+    return newer
+
+
+#: How runs on one computer become one, of suites that take too long for one.
+_JOINED = {SCALING: _together, "dtypes": _of_a_day}
 
 
 def _measured(record: Record) -> bool:
