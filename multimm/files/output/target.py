@@ -125,7 +125,7 @@ def _check_file(path: Path, shown: Path) -> None:
 
 
 def _find_hdf5(place: Location, path: Path, overwrite: bool) -> Target:
-    name = hdf5.named(place)
+    name = place.dataset or hdf5.DEFAULT
     if not _exists(path):
         return Target(path, name, False, path)
     if place.dataset is None and not overwrite:
@@ -215,7 +215,7 @@ def _check_writable(folder: Path) -> None:
 
 
 def _parts(place: Location) -> list[str]:
-    parts = [part for part in (place.dataset or "").split("/") if part not in ("", ".")]
+    parts = place.dataset.split("/") if place.dataset else []
     for part in parts:
         if part == ".." or part.startswith("__") or part in zarr.NAMES:
             raise FileFormatError(
