@@ -171,16 +171,10 @@ def _find_zarr(place: Location, path: Path, overwrite: bool) -> Target:
         return Target(path, "/".join(parts) or None, False, path)
     if not parts and not overwrite:
         raise _refuse_existing(path, f"; {path.name}:/NAME adds an array to a group")
-    if not path.is_dir() or (parts and zarr.look(path) is None):
-        what = "directory" if path.is_dir() else "file"
-        raise FileFormatError(
-            f"{path}: a {what} that is no Zarr store is never replaced; choose another name"
-        )
+    here, zarr_format = path, zarr.store_at(path, path).zarr_format
     if not parts:
         zarr.check_replaced(path, path)
-        old = zarr.look(path)
-        return Target(path, None, True, path, zarr_format=old.zarr_format if old else 3)
-    here, zarr_format = path, 3
+        return Target(path, None, True, path, zarr_format=zarr_format)
     for depth, part in enumerate(parts):
         node = zarr.look(here)
         if node is None or node.array:
