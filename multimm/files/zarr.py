@@ -43,10 +43,7 @@ def inspect(place: Location) -> StoredMatrix:
     if not place.remote:
         _check_folder(place)
     store = _store(place.path)
-    if place.dataset is not None:
-        name, node = place.dataset, _array_at(store, place.dataset)
-    else:
-        name, node = None, _array_at(store, "")
+    name, node = place.dataset, _array_at(store, place.dataset or "")
     if node is None:
         arrays = _arrays(place, store)
         name = choose_dataset(place, {key: item.shape for key, item in arrays.items()})
