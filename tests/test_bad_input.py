@@ -373,7 +373,7 @@ def test_dasks_array_query_planning_is_refused():
     assert outcome.stdout.strip() == "refused"
 
 
-def test_plan_refuses_what_the_product_would_refuse(monkeypatch):
+def test_plan_refuses_what_the_product_would_refuse():
     stack, on_paper = np.ones((2, 3, 3)), multimm.cluster.local()
     for more in ({"trans_a": True}, {"alpha": 2}, {"beta": 1, "c": stack}):
         with pytest.raises(ShapeError, match="gemm takes matrices"):

@@ -297,7 +297,7 @@ def read(matrix: StoredMatrix, index: Where, threads: int = 1) -> Any:
         )
     _check_chunks(matrix, array, index)
     try:
-        block = _decoded(matrix, array, index, _at_a_time(matrix, threads))
+        block = _decoded(array, index, _at_a_time(matrix, threads))
     finally:
         _check_chunks(matrix, array, index)  # written to meanwhile
     check(matrix.sources)
@@ -310,7 +310,7 @@ def _at_a_time(matrix: StoredMatrix, threads: int) -> int:
     return max(1, min(threads, DECODED // max(1, each)))
 
 
-def _decoded(matrix: StoredMatrix, array: Any, index: Where, threads: int) -> Any:
+def _decoded(array: Any, index: Where, threads: int) -> Any:
     """A copy of one block, with few storage chunks in memory beside it."""
     block = np.empty([at.stop - at.start for at in index], array.dtype)
     if not block.size:
