@@ -128,12 +128,12 @@ def _find_hdf5(place: Location, path: Path, overwrite: bool) -> Target:
     name = place.dataset or hdf5.DEFAULT
     if not _exists(path):
         return Target(path, name, False, path)
-    if place.dataset is None and not overwrite:
-        raise _refuse_existing(path, f"; {path.name}:/NAME adds an array to it")
-    _check_file(path, path)
     if place.dataset is None:
+        if not overwrite:
+            raise _refuse_existing(path, f"; {path.name}:/NAME adds an array to it")
         _check_hdf5(path, path)
         return Target(path, name, True, path)
+    _check_file(path, path)
     try:
         there = hdf5.holds(path, name)
         if there and not overwrite:
