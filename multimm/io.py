@@ -395,7 +395,7 @@ class Output:
                     self._exchange(source, found)
                 else:
                     commit.put_new(source, found.unit)
-                    commit.sync_folder(found.unit.parent)
+                    raw.sync_one(found.unit.parent)
             except (FileExistsError, FileNotFoundError):
                 if not source.exists():
                     raise
@@ -440,7 +440,7 @@ class Output:
             except FileExistsError:
                 remove(older)
                 raise
-        commit.sync_folder(found.unit.parent)
+        raw.sync_one(found.unit.parent)
         remove(older)
 
     def _check_older(self, found: target.Target, path: Path) -> None:

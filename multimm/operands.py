@@ -18,7 +18,7 @@ import numpy as np
 from dask.base import is_dask_collection
 
 from multimm import sources
-from multimm.blocks import ALIKE, dense_form, is_dense, is_sparse, plain
+from multimm.blocks import dense_form, is_dense, is_sparse, plain
 from multimm.errors import (
     ArrayTypeError,
     ClusterError,
@@ -155,7 +155,7 @@ def _of_list(x: Any, name: str, lazily: bool) -> Array:
 def _check_kind(x: Any, name: str) -> None:
     """Raise `ArrayTypeError` for what is no dense array, and what NumPy would make another of."""
     if isinstance(x, np.ndarray) or _library(x) == "cupy" or is_sparse(x):
-        _check_block_type(x, name)
+        _plain(x, name)
     elif _library(x) == "dask" and not hasattr(x, "__array__"):
         raise ArrayTypeError(
             f"{name} is a {kind_of(x)}, lazy but no Dask array: make one of it, with "
@@ -187,8 +187,7 @@ def _converted(x: Any, name: str) -> Array:
         ) from error
     if isinstance(made, np.ma.MaskedArray) and not np.ma.is_masked(made):
         made = made.data  # of netCDF4, whether elements are missing or not
-    _check_block_type(made, name)
-    return plain(made)
+    return _plain(made, name)
 
 
 def is_dask(x: Any) -> bool:
@@ -225,22 +224,18 @@ def _checked_dask(x: Any, name: str) -> Any:
         raise ShapeError(
             f"{name} has unknown chunk sizes {x.chunks}: call {name}.compute_chunk_sizes() first"
         )
-    _check_block_type(x._meta, name, lazy=True)
+    meta = plain(x._meta, f"a block of {name}", f"pass {dense_form(x._meta, name, lazy=True)}")
     # Empty chunks beside the one that is broadcast would be, too, by Dask.
     alone = {axis: 1 for axis, n in enumerate(x.numblocks) if n > 1 and x.shape[axis] == 1}
     x = x.rechunk(alone) if alone else x
     if is_dense(x._meta):
         return x
-    return da.Array(x.dask, x.name, x.chunks, meta=plain(x._meta))  # tasks convert the blocks
+    return da.Array(x.dask, x.name, x.chunks, meta=meta)  # tasks convert the blocks
 
 
-def _check_block_type(block: Any, name: str, *, lazy: bool = False) -> None:
-    """Only dense arrays: another subclass of them means other arithmetic."""
-    if not is_dense(block) and type(block) not in ALIKE:
-        raise ArrayTypeError(
-            f"{name} {'has blocks of' if lazy else 'is a'} {kind_of(block)}: multimm multiplies "
-            f"dense arrays of NumPy and CuPy; pass {dense_form(block, name, lazy)}"
-        )
+def _plain(x: Any, name: str) -> Array:
+    """The dense array that an operand is; `ArrayTypeError` says what to pass instead."""
+    return x if is_dense(x) else plain(x, name, f"pass {dense_form(x, name)}")
 
 
 def _library(x: Any) -> str:

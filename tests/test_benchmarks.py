@@ -57,17 +57,12 @@ def clock():
     return Clock()
 
 
-@pytest.fixture
-def timer(clock):
-    return HostTimer(clock=clock)
-
-
 # Timing
 
 
-def test_calls_take_turns_and_seconds_are_per_call(clock, timer):
+def test_calls_take_turns_and_seconds_are_per_call(clock):
     calls = {"ours": clock.work("a", 0.25), "theirs": clock.work("b", 0.5)}
-    runs = interleave(timer, calls, rounds=3, target=1.0)
+    runs = interleave(HostTimer(clock=clock), calls, rounds=3, target=1.0)
     assert {name: run.seconds for name, run in runs.items()} == {
         "ours": [0.25] * 3, "theirs": [0.5] * 3,
     }  # fmt: skip

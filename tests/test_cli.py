@@ -1,4 +1,4 @@
-"""The command line, from files to files, and every mistake a user can make with it."""
+"""The command line, from files to files, and mistakes that users make with it."""
 
 from __future__ import annotations
 
@@ -177,22 +177,12 @@ def test_plan_of_sums_over_any_axes(cli):
         ("a.npy", "a.npy", "c.npy", [], ["30 columns", "40 rows"]),
         ("a.npy", "b.npy", "c.npy", ["--trans-b"], ["30 columns", "50 rows"]),
         ("no.npy", "b.npy", "c.npy", [], ["no.npy: no such file"]),
-        ("a.txt", "b.npy", "c.npy", [], ["supported are .npy, .zarr, .h5"]),
-        ("zero.npy", "b.npy", "c.npy", [], ["0-d"]),
         ("vector.npy", "b.npy", "c.npy", [], ["(30,)", "2 dimensions"]),
-        ("object.npy", "b.npy", "c.npy", [], ["elements are object"]),
-        ("string.npy", "b.npy", "c.npy", [], ["elements are <U1"]),
         ("m.h5", "b.npy", "c.npy", ["--dataset-a", "X"], ["no dataset 'X'", "M (40, 30)"]),
-        ("a.npy", "b.npy", "c.csv", [], ["c.csv", "supported are"]),
         ("a.npy", "b.npy", "c.nc", [], ["c.nc: .nc is read and not written"]),
-        ("a.npy", "b.npy", "no/c.npy", [], ["no folder"]),
         ("a.npy", "b.npy", "c.npy", ["--dataset-c", "X"], ["leave out the dataset"]),
-        ("a.npy", "b.npy", "c.npy", ["--precision", "fp32"], ["fp32", "'float32', 'ieee', 'tf32'"]),
         ("a.npy", "b.npy", "c.npy", ["--precision", "float64"], ["float32", "dtype='float64'"]),
-        ("a.npy", "b.npy", "c.npy", ["--blocks", "0"], ["blocks=0"]),
         ("a.npy", "b.npy", "c.npy", ["--blocks", "x"], ["'x' is not a valid integer", "--help"]),
-        ("a.npy", "b.npy", "c.npy", ["--workers", "0"], ["workers=0"]),
-        ("a.npy", "b.npy", "c.npy", ["--gpus", "1", "--workers", "1"], ["not both"]),
         ("a.npy", "b.npy", "c.npy", ["--gpus", "0", "--memory-limit", "lots"], ["'lots'"]),
         ("a.npy", "b.npy", "c.npy", ["--gpus", "0", "--protocol", "smoke"], ["'smoke'"]),
         ("a.npy", "b.npy", "c.npy", ["--scheduler", "nowhere"], ["nowhere", "tcp://host:8786"]),
@@ -204,10 +194,7 @@ def test_plan_of_sums_over_any_axes(cli):
     ],
 )
 def test_bad_input_is_one_line_and_code_2(tmp_path, operands, cli, a, b, output, options, texts):
-    put(tmp_path / "zero.npy", np.float32(1))
     put(tmp_path / "vector.npy", integers(30))
-    put(tmp_path / "object.npy", np.array([[None]]))
-    put(tmp_path / "string.npy", np.array([["x"]]))
     put(tmp_path / "m.h5", integers((40, 30)))
     before = names(tmp_path)
     result = cli("matmul", tmp_path / a, tmp_path / b, "-o", tmp_path / output, *options)

@@ -104,11 +104,6 @@ def test_a_number_for_what_is_missing_is_warned_of_where_the_file_is_opened(
     assert array.shape == (3, 4)
 
 
-def test_the_fill_value_of_a_zarr_store_is_no_attribute(tmp_path):
-    path = put(tmp_path / "m.zarr", SMALL.astype("i2"), fill_value=-1)
-    assert multimm.io.open_array(path).dtype == "i2"
-
-
 def test_the_command_line_warns_once_in_one_line(tmp_path):
     path = stored(tmp_path / "m.h5", np.eye(4, dtype="f4"), {"_FillValue": -9999})
     process = command("matmul", path, path, "-o", "c.npy", "--workers", 1, cwd=tmp_path)

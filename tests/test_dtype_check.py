@@ -38,16 +38,8 @@ def huge(block):
     return block.astype("float64") * 1e39
 
 
-def imaginary(block):
-    return block + 0j
-
-
 def narrowed(block):
     return block.astype("float32")
-
-
-def listed(block):
-    return block.tolist()
 
 
 def spoilt(chunks, change, dtype="float32", at=(0, 0)):
@@ -106,9 +98,7 @@ ROLES = [("a", False), ("b", False), ("c", False), ("a", True), ("c", True)]
     ("change", "error", "said"),
     [
         (huge, DTypeError, "is float64, its array says float32"),
-        (imaginary, DTypeError, "is complex64, its array says float32"),
         (nothing, ArrayTypeError, "is None, its array says float32"),
-        (listed, ArrayTypeError, "is a builtins.list, its array says float32"),
     ],
 )
 def test_what_would_lose_something_is_refused(way, role, symmetric, change, error, said):
@@ -183,18 +173,17 @@ def zeros(block):
 
 
 @pytest.mark.parametrize(("role", "symmetric"), ROLES)
-@pytest.mark.parametrize("dtype", ["float32", "int16"])
-def test_zeros_are_the_same_in_any_dtype(way, role, symmetric, dtype):
+def test_zeros_are_the_same_in_any_dtype(way, role, symmetric):
     chunks, workers, more = way
-    own = spoilt(chunks, zeros, dtype=dtype)
-    lazy = product(role, own, chunks, workers, dtype, symmetric=symmetric, **more)
-    x = WIDE.astype(dtype)
+    own = spoilt(chunks, zeros, dtype="int16")
+    lazy = product(role, own, chunks, workers, "int16", symmetric=symmetric, **more)
+    x = WIDE.astype("int16")
     x[: chunks[0], : chunks[1]] = 0
-    a, b, c = (x if role == name else WIDE.astype(dtype) for name in "abc")
+    a, b, c = (x if role == name else WIDE.astype("int16") for name in "abc")
     right = 2 * a @ (a.T if symmetric else b) + 3 * c
     result = lazy.compute(scheduler="sync")
-    assert result.dtype == dtype
-    np.testing.assert_allclose(result, right, rtol=1e-6)
+    assert result.dtype == "int16"
+    np.testing.assert_array_equal(result, right)
 
 
 def test_the_ways_lead_through_all_tasks():
@@ -264,6 +253,11 @@ def test_dtypes(held, declared, kept):
 def test_values_beyond_what_is_declared(held, declared, value):
     with pytest.raises(DTypeError, match="cannot hold all of it"):
         as_declared(np.array([value], held), np.dtype(declared))
+
+
+def test_what_is_no_array_is_named():
+    with pytest.raises(ArrayTypeError, match=r"is a builtins\.list, its array says float32"):
+        as_declared([[1.0]], np.dtype("float32"))
 
 
 def test_what_is_as_declared_is_no_copy():

@@ -6,7 +6,6 @@ import gc
 import os
 import weakref
 from copy import deepcopy
-from itertools import permutations
 
 import dask
 import pytest
@@ -107,7 +106,7 @@ def test_thresholds_come_back_where_the_cluster_is_closed_and_not_the_client():
         assert gc.get_threshold() == usual
 
 
-@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0)], ids=str)
 def test_thresholds_come_back_with_the_last_of_several_clusters(order):
     usual, clients = gc.get_threshold(), []
     for _ in order:
@@ -127,15 +126,6 @@ def test_thresholds_that_the_user_sets_meanwhile_stay():
     client.close()
     other.close()
     assert gc.get_threshold() == (1234, 9, 8)
-
-
-def test_a_collector_that_is_switched_off_stays_so():
-    gc.disable()
-    try:
-        small_cluster().close()
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 import signal
 import stat
@@ -23,7 +24,7 @@ from foreign_files import FORMATS, NEW, OLD, get, names, put
 
 from multimm import io
 from multimm.errors import FileFormatError
-from multimm.files import graph
+from multimm.files import graph, raw
 from multimm.files.output import commit, unfinished
 
 pytestmark = pytest.mark.usefixtures("in_this_thread")
@@ -583,6 +584,17 @@ def test_a_disk_that_is_full_when_all_is_synced_leaves_the_old(
         io.save_array(NEW, path, overwrite=True)
     np.testing.assert_array_equal(io.open_array(path).compute(), OLD)
     assert names(tmp_path) == [path.name]
+
+
+def test_file_systems_that_sync_no_folders(tmp_path, monkeypatch):
+    sync, hosts = os.fsync, itertools.count()
+
+    def fsync(file):
+        (fails(errno.EINVAL) if stat.S_ISDIR(os.fstat(file).st_mode) else sync)(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(raw, "machine", lambda _: str(next(hosts)))  # each task on one of its own
+    np.testing.assert_array_equal(get(io.save_array(NEW, tmp_path / "c.zarr")), NEW)
 
 
 HOLDER = """

@@ -262,8 +262,11 @@ def from_frames(header, frames):
     return x.view(GPUArray)
 
 
-@pytest.fixture
-def arrays_travel():
+@pytest.mark.parametrize("kind", BLOCKS, ids=str)
+@pytest.mark.parametrize("family", ["dask", "cuda", "pickle"])
+def test_blocks_travel_and_come_back(kind, family):
+    from dask.sizeof import sizeof
+    from distributed.protocol import deserialize, serialize
     from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
     from distributed.protocol.serialize import dask_deserialize, dask_serialize
 
@@ -271,14 +274,6 @@ def arrays_travel():
         register.register(GPUArray)(as_frames)
     for register in (cuda_deserialize, dask_deserialize):
         register.register(GPUArray)(from_frames)
-
-
-@pytest.mark.parametrize("kind", BLOCKS, ids=str)
-@pytest.mark.parametrize("family", ["dask", "cuda", "pickle"])
-def test_blocks_travel_and_come_back(kind, family, arrays_travel):
-    from dask.sizeof import sizeof
-    from distributed.protocol import deserialize, serialize
-
     packed._register()
     block = block_of(*kind)
     if block.raw is not None and kind[1] == "a":

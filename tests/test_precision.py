@@ -32,14 +32,6 @@ def cupy(monkeypatch):
         yield sys.modules["cupy"]
 
 
-@pytest.fixture
-def prepared(monkeypatch):
-    """Of how many products it was decided how they are computed."""
-    found, before = [], product._prepared
-    monkeypatch.setattr(product, "_prepared", lambda *given: found.append(1) or before(*given))
-    return found
-
-
 def products():
     """Those that ran, by name; of one that is not done where another is, that other one."""
     return [
@@ -56,7 +48,9 @@ def operands(m=SIDE, n=SIDE, k=SIDE, seed=0):
 
 @pytest.mark.parametrize("trans", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("into", [None, "C", "F"])
-def test_a_long_k_is_packed_in_stretches(prepared, monkeypatch, trans, into):
+def test_a_long_k_is_packed_in_stretches(monkeypatch, trans, into):
+    prepared, before = [], product._prepared
+    monkeypatch.setattr(product, "_prepared", lambda *given: prepared.append(1) or before(*given))
     monkeypatch.setattr(product, "stretch_of", lambda m, n, k: min(k, 52))
     x, y = operands(k=156)
     a, b = (gpu(np.ascontiguousarray(z.T)) if flag else z

@@ -116,19 +116,6 @@ def test_every_kernel_of_packed_operands_is_compiled(lower, products, m, n, k):
     assert defines in [dict(job.defines) for job in precompile.wanted(90) if job.specific]
 
 
-@pytest.fixture
-def two(monkeypatch, tmp_path):
-    """Two small kernels are all that is wanted, and the cache is empty."""
-    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "not" / "yet"))
-    jobs = [job for job in precompile.wanted(90) if job.file in SMALL]
-    assert len(jobs) == 2
-    monkeypatch.setattr(precompile, "wanted", lambda capability: iter(jobs))
-    return jobs
-
-
-SMALL = ("transpose.cu", "complex_mirror.cu")
-
-
 def test_where_nothing_can_be_kept_nothing_is_compiled(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "file"))
@@ -136,7 +123,13 @@ def test_where_nothing_can_be_kept_nothing_is_compiled(monkeypatch, tmp_path):
     precompile.compile_files(90, 2)
 
 
-def test_processes_compile_everything_that_is_absent(two, monkeypatch):
+def test_processes_compile_everything_that_is_absent(monkeypatch, tmp_path):
+    """Here two small kernels are all that is wanted."""
+    monkeypatch.setenv("MULTIMM_CACHE_DIR", str(tmp_path / "not" / "yet"))
+    small = ("transpose.cu", "complex_mirror.cu")
+    jobs = [job for job in precompile.wanted(90) if job.file in small]
+    assert len(jobs) == 2
+    monkeypatch.setattr(precompile, "wanted", lambda capability: iter(jobs))
     monkeypatch.setattr(precompile.os, "nice", lambda more: None)
     precompile.compile_absent(90, 2)
     assert precompile.absent(90) == []

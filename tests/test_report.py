@@ -182,19 +182,14 @@ def test_the_command_writes_a_page_tables_and_figures(tmp_path):
 CASE = "strong square 65536"
 
 
-@pytest.fixture
-def sweeps(tmp_path):
-    """A folder with one full sweep."""
-    save(tmp_path, swept())
-    return Runs(tmp_path)
-
-
 # The page
 
 
 @pytest.fixture
-def rendered(sweeps, monkeypatch):
+def rendered(tmp_path):
     """The page of one full sweep, whose figures are their names."""
+    save(tmp_path, swept())
+    sweeps = Runs(tmp_path)
     there = [one.name for one in gallery.PICTURES if not one.missing(sweeps)]
     return page.render(sweeps, {name: f"<svg>{name}</svg>" for name in there})
 

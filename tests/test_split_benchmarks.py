@@ -218,12 +218,6 @@ def test_ours_keeps_its_promises_on_all_data(toys):
     assert table.count("\n| normal |") == 2
 
 
-@pytest.fixture
-def normal_only(monkeypatch):
-    for name in set(DISTRIBUTIONS) - {"normal", "integers"}:
-        monkeypatch.delitem(DISTRIBUTIONS, name)
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -238,8 +232,10 @@ def normal_only(monkeypatch):
     ],
 )
 def test_a_broken_promise_fails_the_suite_after_all_was_measured(
-    toys, normal_only, spoil, message, caplog
+    toys, monkeypatch, spoil, message, caplog
 ):
+    for name in set(DISTRIBUTIONS) - {"normal", "integers"}:
+        monkeypatch.delitem(DISTRIBUTIONS, name)
     toys.spoil = spoil
     with caplog.at_level(logging.INFO), pytest.raises(WrongResultError, match=re.escape(message)):
         measured_accuracy()

@@ -198,20 +198,14 @@ def test_a_transposed_file_is_still_read_in_the_product_s_own_blocks(tmp_path):
 @pytest.fixture
 def small_sub_blocks(monkeypatch):
     """Sub-blocks of 4 and more rows, from even ones on."""
-    _sub_blocks_of(monkeypatch, 4, 2)
+    least = dict.fromkeys(sub_blocks.LEAST_SUB_BLOCK, 4)
+    for name, value in (("LEAST_SUB_BLOCK", least), ("LEAST_OTHER", 4), ("GRAIN", 2)):
+        monkeypatch.setattr(sub_blocks, name, value)
+    for known in (triangle, computed):
+        known.cache_clear()
     yield
-    triangle.cache_clear()
-    computed.cache_clear()
-
-
-def _sub_blocks_of(monkeypatch, least, grain):
-    monkeypatch.setattr(
-        sub_blocks, "LEAST_SUB_BLOCK", dict.fromkeys(sub_blocks.LEAST_SUB_BLOCK, least)
-    )
-    monkeypatch.setattr(sub_blocks, "LEAST_OTHER", least)
-    monkeypatch.setattr(sub_blocks, "GRAIN", grain)
-    triangle.cache_clear()
-    computed.cache_clear()
+    for known in (triangle, computed):
+        known.cache_clear()
 
 
 # What is computed

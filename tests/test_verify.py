@@ -357,7 +357,7 @@ def test_integers_wrap_around_exactly(name):
     assert not verify(a, b, c)
 
 
-@pytest.mark.parametrize("name", ["int8", "uint16", "int32", "uint64"])
+@pytest.mark.parametrize("name", ["int8", "uint64"])
 def test_a_wrong_integer_is_missed_as_often_as_is_promised(name):
     rng = np.random.default_rng(9)
     a, b = draw(rng, (4, 6), name), draw(rng, (6, 3), name)

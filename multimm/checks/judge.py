@@ -80,9 +80,12 @@ def _judge_integers(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
 def _judge_rows(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
     empty = np.zeros((*c.shape[:-1], rule.rounds + len(STATS)), c.dtype)
     product, c0 = empty if product is None else product, empty if c0 is None else c0
-    residual, sharp, certain, element, check = _bounds(c, product, c0, rule)
     own, added = _columns(c, STATS, rule), _columns(c0, STATS, rule)
     sizes = _columns(product, SIZES, rule)
+    rounds = slice(rule.rounds)
+    expected = rule.alpha * product[..., rounds] + rule.beta * c0[..., rounds]
+    residual = np.abs(c[..., rounds] - expected).max(axis=-1).ravel()  # largest |C X - expected|
+    sharp, certain, element, check = _bounds(own, added, sizes, rule)
     infected = sizes["bad_a"] > 0  # then all of C's row is non-finite
     broken = own["never"] + np.where(infected, own["good"], 0) > 0
     compare = ~infected & ~broken
@@ -127,13 +130,8 @@ def _shuffled(count: int) -> Any:
     return np.arange(1, count + 1) * ((math.sqrt(5) - 1) / 2) % 1
 
 
-def _bounds(c: Any, product: Any, c0: Any, rule: Rule) -> tuple[Any, Any, Any, Any, Any]:
-    """Per row: largest |C X - expected|, sharp bound, certain bound, largest e, own rounding."""
-    rounds = slice(rule.rounds)
-    expected = rule.alpha * product[..., rounds] + rule.beta * c0[..., rounds]
-    residual = np.abs(c[..., rounds] - expected).max(axis=-1).ravel()
-    own, added = _columns(c, STATS, rule), _columns(c0, STATS, rule)
-    sizes = _columns(product, SIZES, rule)
+def _bounds(own: Any, added: Any, sizes: Any, rule: Rule) -> tuple[Any, ...]:
+    """Per row: sharp bound, certain bound, largest e, own rounding."""
     alpha, beta, k = abs(rule.alpha), abs(rule.beta), rule.k + 8
     # What the three float64 products of the check round, worst case.
     check = alpha * (k + rule.n) * sizes["total"]
@@ -144,8 +142,7 @@ def _bounds(c: Any, product: Any, c0: Any, rule: Rule) -> tuple[Any, Any, Any, A
     certain = rule.sigmas * rule.allowed(k, sizes["norm"], c0_norm, c_norm, rule.n) + check
     element = rule.allowed(k, sizes["peak"], added["peak"], own["peak"]) + check
     exact = rule.exact(sizes["total"], own["peak"]) & (own["total"] <= 1 / U64)
-    bounds = (np.where(exact, 0.0, bound) for bound in (sharp, certain, element, check))
-    return residual, *bounds
+    return tuple(np.where(exact, 0.0, bound) for bound in (sharp, certain, element, check))
 
 
 def _columns(array: Any, names: tuple[str, ...], rule: Rule) -> dict[str, Any]:

@@ -82,7 +82,6 @@ class Progress:
         self.seconds, self.tasks = 0.0, 0
         self.comparison: Comparison | None = None
         self._plan, self._out, self._label = plan, out, label
-        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         from multimm.operands import current_client
@@ -110,12 +109,12 @@ class Progress:
         try:
             while kind is None and self._pending() - self._others:
                 time.sleep(INTERVAL / 5)
-            self._look()
         finally:
             self.seconds = time.perf_counter() - self._start
             self._over.set()
             self._thread.join()
             self._local.unregister()
+            self._look()
             self.tasks = self._tally.total - self._tally.left
             self._bar.end(self.seconds)
         if self._plan is not None and kind is None:
@@ -150,8 +149,7 @@ class Progress:
         with suppress(Exception):  # a scheduler that is lost: the computation itself says so
             if self._client is not None:
                 counts |= counts_of(self._client)
-            with self._lock:
-                self._tally.update(counts)
+            self._tally.update(counts)
 
     def _bytes(self) -> int | None:
         """What all workers have received so far; None where nobody counts."""

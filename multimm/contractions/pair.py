@@ -185,7 +185,9 @@ def matrices(a: Term, b: Term, out: Labels, chunks: dict[Label, Blocks]) -> Matr
         a, b = b, a  # so that rows come before columns
     a, b = as_stored(a), as_stored(b)
     found = roles(a.labels, b.labels, out)
-    summed = found.summed if a.array.size >= b.array.size else _in_order(b.labels, found.summed)
+    summed = found.summed
+    if a.array.size < b.array.size:  # in the order of the larger one
+        summed = tuple(x for x in b.labels if x in summed)
     if is_dask(a.array) and len(summed) > 1:  # both in the same blocks
         shared = {x: common_blockdim([a.blocks(x), b.blocks(x)]) for x in summed}
         chunks = chunks | shared
@@ -205,10 +207,6 @@ def as_stored(term: Term) -> Term:
     below, order = permuted(term.array)
     labels = tuple(term.labels[order.index(n)] for n in range(len(order)))
     return term._replace(array=below, labels=labels)
-
-
-def _in_order(labels: Labels, some: Labels) -> Labels:
-    return tuple(x for x in labels if x in some)
 
 
 def _matrix(

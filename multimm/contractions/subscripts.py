@@ -142,7 +142,7 @@ def _checked(
     if out.count(_DOTS) > 1:
         raise OptionError(f"{call} has more than one '...' in the result: one stands for all")
     dotted = [label for term in terms for label in term if label.startswith(_DOTS)]
-    broadcast = sorted({*dotted}, key=_from_the_left)
+    broadcast = sorted({*dotted}, key=lambda label: -int(label.removeprefix(_DOTS)))
     if broadcast and _DOTS not in out:
         raise OptionError(
             f"{call}: '...' stands for {len(broadcast)} axes of the operands and is missing in the "
@@ -159,10 +159,6 @@ def _checked(
     found = Subscripts(terms, tuple(result))
     _check_sizes(found, shapes, call)
     return found
-
-
-def _from_the_left(label: Label) -> int:
-    return -int(label.removeprefix(_DOTS))
 
 
 def _axes(term: list[Label], shape: Shape, number: int, call: str) -> Labels:

@@ -6,6 +6,7 @@ write theirs at the same time.
 
 from __future__ import annotations
 
+import errno
 import functools
 import math
 import os
@@ -15,6 +16,9 @@ from typing import Any
 import numpy as np
 
 from multimm.files.stored import StoredMatrix, Where
+
+#: What `fsync` of a folder says where there is nothing to do.
+NOTHING_TO_SYNC = {errno.EINVAL, errno.EOPNOTSUPP}
 
 
 def write(matrix: StoredMatrix, index: Where, block: Any, _: int = 1) -> None:
@@ -57,5 +61,8 @@ def sync_one(path: str | os.PathLike[str]) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NOTHING_TO_SYNC or not os.path.isdir(path):
+            raise
     finally:
         os.close(descriptor)

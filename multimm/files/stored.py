@@ -153,10 +153,10 @@ def package(name: str) -> Any:
         ) from None
 
 
-def few(names: Sequence[str], most: int = 10) -> str:
+def few(names: Sequence[str]) -> str:
     """The first of many names, for a message."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - 10
+    return ", ".join(names[:10]) + (f" and {more} more" if more > 0 else "")
 
 
 def listing(shapes: Mapping[str, tuple[int, ...]]) -> str:

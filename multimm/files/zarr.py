@@ -43,10 +43,7 @@ def inspect(place: Location) -> StoredMatrix:
     if not place.remote:
         _check_folder(place)
     store = _store(place.path)
-    if place.dataset is not None:
-        name, node = place.dataset, _array_at(store, place.dataset)
-    else:
-        name, node = None, _array_at(store, "")
+    name, node = place.dataset, _array_at(store, place.dataset or "")
     if node is None:
         arrays = _arrays(place, store)
         name = choose_dataset(place, {key: item.shape for key, item in arrays.items()})
@@ -300,7 +297,7 @@ def read(matrix: StoredMatrix, index: Where, threads: int = 1) -> Any:
         )
     _check_chunks(matrix, array, index)
     try:
-        block = _decoded(matrix, array, index, _at_a_time(matrix, threads))
+        block = _decoded(array, index, _at_a_time(matrix, threads))
     finally:
         _check_chunks(matrix, array, index)  # written to meanwhile
     check(matrix.sources)
@@ -313,7 +310,7 @@ def _at_a_time(matrix: StoredMatrix, threads: int) -> int:
     return max(1, min(threads, DECODED // max(1, each)))
 
 
-def _decoded(matrix: StoredMatrix, array: Any, index: Where, threads: int) -> Any:
+def _decoded(array: Any, index: Where, threads: int) -> Any:
     """A copy of one block, with few storage chunks in memory beside it."""
     block = np.empty([at.stop - at.start for at in index], array.dtype)
     if not block.size:

@@ -8,7 +8,6 @@ NVRTC lets the threads of one wait for each other. They need no GPU: they work w
 from __future__ import annotations
 
 import json
-import logging
 import multiprocessing
 import os
 import signal
@@ -54,8 +53,6 @@ from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.runtime.launch import way_of
 from multimm.gpu.simt.configs import INSTEAD, REGISTRY, entry_named
 from multimm.gpu.simt.load_paths import alike, widest
-
-logger = logging.getLogger(__name__)
 
 #: Configurations of large blocks in plain FP32, and of symmetric products of tall ones.
 LARGE, TALL = ("large", "turned", "quick", "quick_turned"), ("wide",)

@@ -123,13 +123,4 @@ def render(text: str, runs: Runs, beside: Path = _ROOT) -> str:
 
 def figures(text: str) -> list[str]:
     """Return the names of the figures that a text shows."""
-    return _named(text, "figure")
-
-
-def tables_of(text: str) -> list[str]:
-    """Return the names of the tables that a text shows."""
-    return _named(text, "table")
-
-
-def _named(text: str, kind: str) -> list[str]:
-    return [found["name"] for found in _BLOCK.finditer(text) if found["kind"] == kind]
+    return [found["name"] for found in _BLOCK.finditer(text) if found["kind"] == "figure"]

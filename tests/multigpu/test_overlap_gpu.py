@@ -16,7 +16,7 @@ import multimm
 from multimm.cluster.inspect.cluster_spec import listed
 from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
 from multimm.cluster.plugins.ucxx_overlap import obstacles
-from multimm.cluster.plugins.warmup import wait_until_warm
+from multimm.cluster.plugins.warmup import WarmUp, wait_until_warm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.multigpu(2)]
 
@@ -70,10 +70,13 @@ def workers(client):
     return sorted(listed(client))
 
 
+def met(client):
+    return client.run(lambda dask_worker: dask_worker.plugins[WarmUp.name].met)
+
+
 def test_all_pairs_have_met(client):
     sender, receiver = workers(client)
-    met = wait_until_warm(client)
-    assert {who: set(whom) for who, whom in met.items()} == {sender: {receiver}, receiver: {sender}}
+    assert met(client) == {sender: {receiver}, receiver: {sender}}
 
 
 @pytest.mark.parametrize("side", ["sender", "receiver", "both"])
@@ -208,9 +211,10 @@ def test_a_worker_that_is_started_again_overlaps_and_has_met_its_peer(client):
     # As before, the first task has the worker import this module.
     wait(client.submit(make, 1, workers=[new], pure=False))
     assert obstacles(client) == {}
-    met = wait_until_warm(client)
-    assert set(met[new]) == {survivor}
-    assert new in met[survivor]
+    wait_until_warm(client)
+    found = met(client)
+    assert found[new] == {survivor}
+    assert new in found[survivor]
     for source, target in ((new, survivor), (survivor, new)):
         block = client.submit(make, 16384, workers=[source], pure=False)
         assert client.submit(first_of, block, workers=[target], pure=False).result() == 1.0

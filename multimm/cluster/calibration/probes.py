@@ -159,7 +159,7 @@ async def fetch_seconds(
 ) -> float:
     """Runs on a worker: median seconds for a block from its peer, through Dask's transport."""
     peer = peers[dask_worker.address]
-    function, arguments = pickle.dumps(_sample), pickle.dumps({"nbytes": nbytes, "gpu": gpu})
+    function, arguments = pickle.dumps(_kept_block), pickle.dumps({"nbytes": nbytes, "gpu": gpu})
     times: list[float] = []
     end = 0.0
     # The first one makes the block, and the connection.
@@ -174,13 +174,9 @@ async def fetch_seconds(
     return median(times[1:])
 
 
-def _sample(nbytes: int, gpu: bool) -> Any:
-    """Runs on the peer: a block where its blocks lie, the same one each time."""
-    return _kept_block(nbytes, gpu)
-
-
 @functools.cache
 def _kept_block(nbytes: int, gpu: bool) -> Any:
+    """Runs on the peer: a block where its blocks lie, the same one each time."""
     return normal(0, (nbytes // 4,), gpu)
 
 

@@ -47,21 +47,21 @@ class WarmUp(WorkerPlugin):
 
     Attributes
     ----------
-    met : dict of str to float
-        Peers from which a block has come, by address, and the seconds that the first one took.
+    met : set of str
+        Addresses of peers from which a block has come.
     """
 
     name = NAME
     idempotent = True
 
     def __init__(self) -> None:
-        self.met: dict[str, float] = {}
+        self.met: set[str] = set()
         self._running: asyncio.Task[None] | None = None
         self._behind: asyncio.Task[None] | None = None
 
     def setup(self, worker: Worker) -> None:
         """Begin; the worker takes tasks meanwhile."""
-        self.met = {}
+        self.met = set()
         loop = asyncio.get_running_loop()
         self._running = loop.create_task(self._warm_up(worker))
         self._behind = loop.create_task(self._afterwards(worker, self._running))
@@ -120,10 +120,9 @@ class WarmUp(WorkerPlugin):
 
     async def fetch(self, worker: Worker, peer: str) -> None:
         """Fetch a block from a peer, as blocks are fetched for tasks."""
-        started = time.monotonic()
         answer: Any = await worker.rpc(peer).run(function=pickle.dumps(_sample))
         if answer["status"] == "OK":
-            self.met.setdefault(peer, time.monotonic() - started)
+            self.met.add(peer)
             memory = worker.plugins.get(PeerMemory.name)
             if isinstance(memory, PeerMemory):
                 await memory.meet(worker, peer)
@@ -179,12 +178,9 @@ async def _fetch_from(address: str, dask_worker: Worker) -> None:
         await plugin.fetch(dask_worker, address)
 
 
-def wait_until_warm(client: Client) -> dict[str, dict[str, float]]:
-    """Wait until all workers have compiled and met: whom, and how long the first block took."""
+def wait_until_warm(client: Client) -> None:
+    """Wait until all workers have compiled and met."""
     client.run(_finish)
-    # Only now: the last to finish has had the others fetch from it.
-    met: dict[str, dict[str, float]] = client.run(_met)
-    return met
 
 
 async def _finish(dask_worker: Worker) -> None:
@@ -198,8 +194,3 @@ async def wait_until_over(dask_worker: Worker) -> None:
     plugin = dask_worker.plugins.get(NAME)
     if isinstance(plugin, WarmUp):
         await plugin.over()
-
-
-def _met(dask_worker: Worker) -> dict[str, float]:
-    plugin = dask_worker.plugins.get(NAME)
-    return plugin.met if isinstance(plugin, WarmUp) else {}

@@ -24,8 +24,6 @@ RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 AT_FDCWD = -100
 #: What `renameat2` says where it, or what is asked of it, is not known.
 UNKNOWN = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}
-#: What `fsync` of a folder says where there is nothing to do.
-NOTHING_TO_SYNC = {errno.EINVAL, errno.EOPNOTSUPP}
 #: Files of a store that are synced at a time: a disk's journal takes what waits in one commit.
 SYNCS = 16
 #: Seconds to wait for another's commit, which takes a few renames; arbitrary.
@@ -42,22 +40,13 @@ def sync(path: Path) -> None:
         for _ in pool.map(sync_one, _files(folders)):
             pass
     for folder in reversed(folders):
-        sync_folder(folder)
+        sync_one(folder)
 
 
 def _files(folders: Iterable[Path]) -> Iterator[str]:
     for folder in folders:
         with os.scandir(folder) as entries:
             yield from (entry.path for entry in entries if entry.is_file(follow_symlinks=False))
-
-
-def sync_folder(path: Path) -> None:
-    """Have the names in a folder on the disk."""
-    try:
-        sync_one(path)
-    except OSError as error:
-        if error.errno not in NOTHING_TO_SYNC:
-            raise
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from multimm.files import identity
 from multimm.files.hdf5 import opened
 from multimm.files.identity import State
 from multimm.files.output import kept
-from multimm.files.stored import Location, StoredMatrix, allocate, few, package
+from multimm.files.stored import StoredMatrix, allocate, few, package
 
 #: Where nobody names the dataset.
 DEFAULT = "C"
@@ -174,9 +174,3 @@ def _copy_bytes(old: Any, new: Any) -> None:
         old.seek(0)
         new.seek(0)
         shutil.copyfileobj(old, new, 2**20)
-
-
-def named(place: Location) -> str:
-    """The dataset's name without what HDF5 leaves out of it."""
-    parts = [part for part in (place.dataset or DEFAULT).split("/") if part not in ("", ".")]
-    return "/".join(parts) or DEFAULT

@@ -125,15 +125,15 @@ def _check_file(path: Path, shown: Path) -> None:
 
 
 def _find_hdf5(place: Location, path: Path, overwrite: bool) -> Target:
-    name = hdf5.named(place)
+    name = place.dataset or hdf5.DEFAULT
     if not _exists(path):
         return Target(path, name, False, path)
-    if place.dataset is None and not overwrite:
-        raise _refuse_existing(path, f"; {path.name}:/NAME adds an array to it")
-    _check_file(path, path)
     if place.dataset is None:
+        if not overwrite:
+            raise _refuse_existing(path, f"; {path.name}:/NAME adds an array to it")
         _check_hdf5(path, path)
         return Target(path, name, True, path)
+    _check_file(path, path)
     try:
         there = hdf5.holds(path, name)
         if there and not overwrite:
@@ -171,16 +171,10 @@ def _find_zarr(place: Location, path: Path, overwrite: bool) -> Target:
         return Target(path, "/".join(parts) or None, False, path)
     if not parts and not overwrite:
         raise _refuse_existing(path, f"; {path.name}:/NAME adds an array to a group")
-    if not path.is_dir() or (parts and zarr.look(path) is None):
-        what = "directory" if path.is_dir() else "file"
-        raise FileFormatError(
-            f"{path}: a {what} that is no Zarr store is never replaced; choose another name"
-        )
+    here, zarr_format = path, zarr.store_at(path, path).zarr_format
     if not parts:
         zarr.check_replaced(path, path)
-        old = zarr.look(path)
-        return Target(path, None, True, path, zarr_format=old.zarr_format if old else 3)
-    here, zarr_format = path, 3
+        return Target(path, None, True, path, zarr_format=zarr_format)
     for depth, part in enumerate(parts):
         node = zarr.look(here)
         if node is None or node.array:
@@ -215,7 +209,7 @@ def _check_writable(folder: Path) -> None:
 
 
 def _parts(place: Location) -> list[str]:
-    parts = [part for part in (place.dataset or "").split("/") if part not in ("", ".")]
+    parts = place.dataset.split("/") if place.dataset else []
     for part in parts:
         if part == ".." or part.startswith("__") or part in zarr.NAMES:
             raise FileFormatError(

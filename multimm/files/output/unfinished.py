@@ -18,7 +18,6 @@ import stat
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
 
 from multimm.errors import FileFormatError
 from multimm.files.output import zarr
@@ -135,13 +134,6 @@ class Claim:
         finally:
             os.close(held)
 
-    def __enter__(self) -> Self:
-        self.take()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
     def __del__(self) -> None:
         self.release()
 
@@ -164,8 +156,8 @@ class Claim:
         """Raise where another run writes; else remove what killed ones have left, if any."""
         found = os.path.lexists(self.lock) or bool(self.leftovers())
         if found:
-            with self:
-                pass
+            self.take()
+            self.release()
         return found
 
 

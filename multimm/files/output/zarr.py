@@ -144,16 +144,22 @@ def _sorted(folder: Path) -> list[os.DirEntry[str]]:
         return sorted(entries, key=lambda entry: entry.name)
 
 
+def store_at(folder: Path, shown: Path) -> Node:
+    """What a folder, `shown` in messages, is; FileFormatError if it is no store."""
+    if (node := look(folder)) is None:
+        what = "directory" if folder.is_dir() else "file"
+        raise FileFormatError(
+            f"{shown}: a {what} that is no Zarr store is never replaced; choose another name"
+        )
+    return node
+
+
 def check_replaced(folder: Path, shown: Path) -> None:
     """Raise `FileFormatError` unless a folder, `shown` in messages, is a store that may go.
 
     It may if it holds one array at most, and no files that are not Zarr's.
     """
-    if look(folder) is None:
-        what = "directory" if folder.is_dir() else "file"
-        raise FileFormatError(
-            f"{shown}: a {what} that is no Zarr store is never replaced; choose another name"
-        )
+    store_at(folder, shown)
     found = contents(folder)
     if found.foreign:
         first = os.path.relpath(found.foreign[0], folder)
