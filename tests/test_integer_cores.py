@@ -16,6 +16,7 @@ from multimm.gpu.kernel_selection import SPLIT, Choice
 from multimm.graph.lowering.symmetric import link_diagonal
 from multimm.graph.tasks import multiply
 from multimm.graph.tasks.multiply import Step
+from multimm.planning import problem
 
 SLAB = 64
 BYTES = "tensor cores multiply the bytes of integers of 16 bits"
@@ -209,6 +210,10 @@ def test_half_of_a_symmetric_product_of_bytes(monkeypatch):
     step = Step("int64", "int64", False, True)
     same(link_diagonal(gpu(x), step=step, complete=True), x.astype("i8") @ x.T, "i8")
     assert len(packed()) == 1 + 2 + 2 + 1  # of both bytes: once where both sides are one
+
+
+def test_plans_know_from_where_on_16_bits_are_cut_into_bytes():
+    assert problem.CUT_INTO_BYTES == in_bytes.LARGE
 
 
 def test_small_products_of_large_numbers_are_float64s():

@@ -27,8 +27,10 @@ _COST = {
 #: that others used, too). Tensor cores take as long as for packed TF32 (H100: 650 TFLOP/s of both).
 _EXACT_COST = {"tf32": 0.09, "float32": 1.25, "float64": 2.5}
 #: The same of bytes on INT8 tensor cores (H200: 1250 TOP/s of squares of 8192); and of each product
-#: of bytes where 16 bits are cut into them, from so many multiplications on.
-_BYTES_COST, _CUT_COST, _CUT = 0.043, 0.085, 2**35
+#: of bytes where 16 bits are cut into them.
+_BYTES_COST, _CUT_COST = 0.043, 0.085
+#: Multiplications from which on they are: as in `multimm.gpu.integers.in_bytes`.
+CUT_INTO_BYTES = 2**35
 #: Of these, those of tensor cores, whose operands each product packs for itself.
 ON_TENSOR_CORES = "tf32"
 #: Instead of a format, of wide integers: float64, if need be in digits (`multimm.gpu.integers`).
@@ -264,9 +266,8 @@ class Problem:
     @cached_property
     def by_residues(self) -> bool:
         """Whether block products are expected to run by residues."""
-        if self.exact or not self.int8:
-            return False
-        return RESIDUES[self.accumulate].pays(self.m, self.n, self.k)
+        known = None if self.exact or not self.int8 else RESIDUES.get(self.accumulate)
+        return known is not None and known.pays(self.m, self.n, self.k)
 
     @property
     def on_int8(self) -> bool:
@@ -281,7 +282,7 @@ class Problem:
             return 0
         if self.exact == ON_TENSOR_CORES:
             return count if count == 1 else 0
-        large = self.exact == "float64" and self.m * self.n * self.k >= _CUT
+        large = self.exact == "float64" and self.m * self.n * self.k >= CUT_INTO_BYTES
         return count if large else 0
 
     @cached_property
