@@ -184,9 +184,19 @@ def _opener(source: Any) -> OpenedForEachRead | None:
 
 
 def _of_this_process(source: Any) -> bool:
-    """Whether it is a Zarr array at ``memory://``, which each process has for itself."""
-    system = getattr(getattr(source, "store", None), "fs", None)
-    return "memory" in getattr(system, "protocol", ())
+    """Whether it is a Zarr array that each process has for itself, or would empty by opening it.
+
+    That is one at ``memory://``, and one in a ZIP file that is open for writing.
+    """
+    layer = getattr(source, "store", None)
+    while layer is not None:
+        if type(layer).__name__ == "ZipStore" and not layer.read_only:
+            return True
+        if "memory" in getattr(layer, "protocol", ()):
+            return True
+        below = (getattr(layer, name, None) for name in ("_store", "fs", "sync_fs"))
+        layer = next((one for one in below if one is not None), None)
+    return False
 
 
 def _are_sizes(chunks: Any) -> bool:

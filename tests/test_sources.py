@@ -13,6 +13,7 @@ import netCDF4
 import numpy as np
 import pytest
 import zarr
+from fsspec.implementations.memory import MemoryFileSystem
 from small import integers
 
 import multimm
@@ -338,17 +339,35 @@ def zarr_in_memory(folder, x):
     return zarr.create_array(f"memory://{folder.name}.zarr", data=x, chunks=(20, 25))
 
 
+def zarr_in_wrapped_memory(folder, x):
+    below = zarr.storage.FsspecStore.from_url(f"memory://{folder.name}.zarr")
+    store = zarr.storage.WrapperStore(below)
+    return zarr.create_array(store, data=x, chunks=(20, 25))
+
+
+def zarr_being_zipped(folder, x):
+    return zarr.create_array(zarr.storage.ZipStore(folder / "x.zip", mode="w"), data=x)
+
+
 def gone(source):
     """As for another process, which has neither that memory nor the lock of the file."""
     if isinstance(source, zarr.Array):
-        source.store.fs.sync_fs.store.clear()
+        MemoryFileSystem.store.clear()
     else:
         (source.group() if hasattr(source, "group") else source.file).close()
 
 
 @pytest.mark.parametrize(
     "kind",
-    [hdf5_in_memory, hdf5_being_written, netcdf_in_memory, netcdf_being_written, zarr_in_memory],
+    [
+        hdf5_in_memory,
+        hdf5_being_written,
+        netcdf_in_memory,
+        netcdf_being_written,
+        zarr_in_memory,
+        zarr_in_wrapped_memory,
+        zarr_being_zipped,
+    ],
 )
 def test_what_no_other_process_can_open_is_read_before_it_travels(tmp_path, kind):
     source = kind(tmp_path, B)
