@@ -81,6 +81,15 @@ def test_what_can_be_sliced_is_read_block_by_block(call, side):
     assert source.read == source.data.size
 
 
+@calls
+def test_shapes_and_chunks_of_numpy_integers(call):
+    source = Source(A)
+    source.shape, source.chunks = tuple(map(np.int64, A.shape)), (np.int32(20), np.int32(30))
+    c = CALLS[call](source, da.from_array(B, chunks=20))
+    assert source.read == 0
+    np.testing.assert_array_equal(c.compute(), A @ B)
+
+
 def test_an_added_matrix_is_not_read_at_the_call():
     source = Source(A @ B)
     c = multimm.gemm(1, da.from_array(A, chunks=20), B, 2, source)
