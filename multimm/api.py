@@ -324,7 +324,9 @@ def transpose(a: Array) -> Array:
     """
     a = as_array(a, "a")
     if a.ndim < 2:
-        raise ShapeError(f"transpose takes at least 2 dimensions, got shape {a.shape}")
+        raise ShapeError(
+            f"transpose takes at least 2 dimensions, got shape {a.shape}: a[None] is a row"
+        )
     result_dtype(a.dtype, a.dtype)
     if not is_dask(a):
         return multiply.swap_axes(a)

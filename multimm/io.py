@@ -281,8 +281,11 @@ class Output:
         except FileFormatError:
             raise
         except (OSError, ValueError, TypeError) as error:
+            full = "make room, or write elsewhere"
+            todo = full if isinstance(error, OSError) else "choose another format, or astype"
             raise FileFormatError(
-                f"{self.path}: cannot be created for {array.dtype} {array.shape} ({reason(error)})"
+                f"{self.path}: cannot be created for {array.dtype} {array.shape} "
+                f"({reason(error)}): {todo}"
             ) from error
         if written.dtype.newbyteorder("=") != matrix.dtype.newbyteorder("="):
             raise FileFormatError(

@@ -28,6 +28,7 @@ from multimm.errors import (
     kind_of,
     one_line,
 )
+from multimm.gpu import dtypes
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
@@ -85,11 +86,11 @@ class Transposed(Planned, total=False):
 def named_dtype(name: str) -> np.dtype[Any]:
     """The dtype of that name; `DTypeError` if there is none."""
     try:
-        return np.dtype(name)
+        return dtypes.named(name)
     except TypeError:
         raise DTypeError(
-            f"there is no dtype {name!r}: use NumPy's names, such as 'float32' (those of "
-            "ml_dtypes once it is imported)"
+            f"there is no dtype {name!r}: use NumPy's names, such as 'float32' (for 'bfloat16' "
+            "install ml_dtypes)"
         ) from None
 
 

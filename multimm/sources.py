@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from numbers import Integral
 from typing import Any, cast
 
 import dask.array as da
@@ -56,7 +57,7 @@ def is_source(x: Any) -> bool:
     if not (hasattr(kind, "__getitem__") and hasattr(x, "dtype")) or getattr(x, "_in_memory", None):
         return False  # xarray's says so of data that is NumPy's
     shape = getattr(x, "shape", ())
-    if not (isinstance(shape, tuple) and shape and all(isinstance(n, int) for n in shape)):
+    if not (isinstance(shape, tuple) and shape and all(isinstance(n, Integral) for n in shape)):
         return False
     try:
         np.dtype(x.dtype)
@@ -184,13 +185,23 @@ def _opener(source: Any) -> OpenedForEachRead | None:
 
 
 def _of_this_process(source: Any) -> bool:
-    """Whether it is a Zarr array at ``memory://``, which each process has for itself."""
-    system = getattr(getattr(source, "store", None), "fs", None)
-    return "memory" in getattr(system, "protocol", ())
+    """Whether it is a Zarr array that each process has for itself, or would empty by opening it.
+
+    That is one at ``memory://``, and one in a ZIP file that is open for writing.
+    """
+    layer = getattr(source, "store", None)
+    while layer is not None:
+        if type(layer).__name__ == "ZipStore" and not layer.read_only:
+            return True
+        if "memory" in getattr(layer, "protocol", ()):
+            return True
+        below = (getattr(layer, name, None) for name in ("_store", "fs", "sync_fs"))
+        layer = next((one for one in below if one is not None), None)
+    return False
 
 
 def _are_sizes(chunks: Any) -> bool:
-    return isinstance(chunks, tuple) and all(isinstance(n, int) and n > 0 for n in chunks)
+    return isinstance(chunks, tuple) and all(isinstance(n, Integral) and int(n) > 0 for n in chunks)
 
 
 def lazily(source: Any) -> Array:

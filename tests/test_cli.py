@@ -11,6 +11,7 @@ import pytest
 import zarr
 from click.testing import CliRunner
 from clusters import forked
+from commands import python
 from distributed import Client, LocalCluster
 from distributed.core import Status
 from foreign_files import get, names, put
@@ -154,6 +155,11 @@ def test_plan_of_narrow_elements(cli):
     assert result.exit_code == 0, result.output
     assert "4000 x 3000 @ 3000 x 5000 -> float32 of int8" in result.stdout
     assert "exact, rounded once to float32, on tensor cores" in result.stdout
+
+
+def test_a_plan_of_bfloat16_needs_no_import():
+    result = python("-m", "multimm", "plan", "64x64", "64x64", "--dtype", "bfloat16")
+    assert "64 x 64 @ 64 x 64 -> bfloat16" in result.stdout, result.stderr
 
 
 def test_plan_of_sums_over_any_axes(cli):

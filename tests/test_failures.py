@@ -111,6 +111,7 @@ def test_a_block_that_would_make_one_of_c_too_small(client):
     line = failure(multimm.matmul(low, b, blocks=20), ShapeError)
     assert ") of C, from ('low', 1, 0) and (" in line
     assert "a block of an operand has shape (1, 20), its array's chunks say (20, 20)" in line
+    assert "make the array with chunks= as its function returns them" in line
     stack = da.stack([a, low])
     line = failure(multimm.matmul(stack, b, blocks=20), ShapeError)
     assert line.startswith("block (1, 1, ")

@@ -140,7 +140,8 @@ def test_the_space_of_a_file_is_taken_before_anything_is_computed(tmp_path, suff
     monkeypatch.setattr(os, "posix_fallocate", full)
     with (
         pytest.raises(
-            FileFormatError, match=r"cannot be created for .* \(No space left on device\)"
+            FileFormatError,
+            match=r"cannot be created for .* \(No space left on device\): make room",
         ),
         io.Output(tmp_path / f"m.{suffix}") as output,
     ):
@@ -302,7 +303,7 @@ def archive(path):
         ("m.npy", None, "no such file"),
         ("m.csv", text, "supported are .npy, .zarr, .h5, .hdf5"),
         ("m", text, "supported are"),
-        ("m.npy", truncated, "truncated: 10,000 bytes"),
+        ("m.npy", truncated, "truncated: 10,000 bytes .* copy it again"),
         ("m.npy", text, "not a readable .npy"),
         ("m.npy", nothing, "not a readable .npy"),
         ("m.npy", folder, "Is a directory"),
@@ -314,7 +315,7 @@ def archive(path):
         ("m.npy", lambda path: put(path, np.zeros(2, "M8[s]")), "datetime64"),
         ("m.zarr", None, "no such file"),
         ("m.zarr", text, "only .zarr directories"),
-        ("m.zarr", folder, "without Zarr metadata"),
+        ("m.zarr", folder, "without Zarr metadata: give the one"),
         ("m.zarr", broken_zarr, "not a readable .zarr"),
         ("m.h5", text, "not a readable .h5"),
         ("m.h5", folder, "not a readable .h5"),

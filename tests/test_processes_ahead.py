@@ -51,6 +51,13 @@ def nothing_left():
     soon(lambda: children() <= before)
 
 
+def test_a_program_that_compares_no_bytes_with_strings():
+    """multiprocessing gives the interpreter's name as bytes."""
+    begins = "from multimm.cluster.processes_ahead import _begin; _begin([], []).end()"
+    ended = python("-bb", "-c", begins)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_workers_run_in_them_with_what_this_process_has_by_then(monkeypatch):
     with start_module.workers_ahead(choose(workers=2)):
         waiting = begun()

@@ -13,6 +13,7 @@ import netCDF4
 import numpy as np
 import pytest
 import zarr
+from fsspec.implementations.memory import MemoryFileSystem
 from small import integers
 
 import multimm
@@ -78,6 +79,15 @@ def test_what_can_be_sliced_is_read_block_by_block(call, side):
     assert source.read == 0
     np.testing.assert_array_equal(c.compute(), A @ B)
     assert source.read == source.data.size
+
+
+@calls
+def test_shapes_and_chunks_of_numpy_integers(call):
+    source = Source(A)
+    source.shape, source.chunks = tuple(map(np.int64, A.shape)), (np.int32(20), np.int32(30))
+    c = CALLS[call](source, da.from_array(B, chunks=20))
+    assert source.read == 0
+    np.testing.assert_array_equal(c.compute(), A @ B)
 
 
 def test_an_added_matrix_is_not_read_at_the_call():
@@ -338,17 +348,35 @@ def zarr_in_memory(folder, x):
     return zarr.create_array(f"memory://{folder.name}.zarr", data=x, chunks=(20, 25))
 
 
+def zarr_in_wrapped_memory(folder, x):
+    below = zarr.storage.FsspecStore.from_url(f"memory://{folder.name}.zarr")
+    store = zarr.storage.WrapperStore(below)
+    return zarr.create_array(store, data=x, chunks=(20, 25))
+
+
+def zarr_being_zipped(folder, x):
+    return zarr.create_array(zarr.storage.ZipStore(folder / "x.zip", mode="w"), data=x)
+
+
 def gone(source):
     """As for another process, which has neither that memory nor the lock of the file."""
     if isinstance(source, zarr.Array):
-        source.store.fs.sync_fs.store.clear()
+        MemoryFileSystem.store.clear()
     else:
         (source.group() if hasattr(source, "group") else source.file).close()
 
 
 @pytest.mark.parametrize(
     "kind",
-    [hdf5_in_memory, hdf5_being_written, netcdf_in_memory, netcdf_being_written, zarr_in_memory],
+    [
+        hdf5_in_memory,
+        hdf5_being_written,
+        netcdf_in_memory,
+        netcdf_being_written,
+        zarr_in_memory,
+        zarr_in_wrapped_memory,
+        zarr_being_zipped,
+    ],
 )
 def test_what_no_other_process_can_open_is_read_before_it_travels(tmp_path, kind):
     source = kind(tmp_path, B)

@@ -148,7 +148,9 @@ def make_rule(
     height = rank(dtype, "c")
     if height < max(rank(operand, "operand") for operand in operands):
         given = " and ".join(map(str, operands))
-        raise DTypeError(f"c has dtype {dtype}, which cannot hold products of {given}")
+        raise DTypeError(
+            f"c has dtype {dtype}, which cannot hold products of {given}: pass it as it was made"
+        )
     kind = ("bool", "int", "float", "complex")[height]
     alpha, beta = scalar(scale[0], "alpha", kind), scalar(scale[1], "beta", kind)
     rule = Rule(kind, alpha, beta, rounds, k, n, rows)

@@ -108,7 +108,7 @@ def _begin(first: Sequence[str], later: Sequence[str]) -> Waiting:
         theirs.set_inheritable(True)
         command = spawn.get_command_line()
         asked = json.dumps([sys.path, theirs.fileno(), first, later])
-        command[command.index("-c") + 1] = _PROGRAM.format(asked=asked)
+        command[command.index("-c", 1) + 1] = _PROGRAM.format(asked=asked)
         pid = os.posix_spawn(command[0], command, os.environ | early)
     return Waiting(pid, ours, early)
 

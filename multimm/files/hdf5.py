@@ -114,7 +114,7 @@ def _refuse_kinds(place: Location, item: Any) -> None:
     """Raise for elements that h5py gives as numbers, or as objects, though they are others."""
     h5py = package("h5py")
     if item.shape is None:
-        raise FileFormatError(f"{place}: an empty dataset, without a shape")
+        raise FileFormatError(f"{place}: an empty dataset, without a shape: name another")
     of_netcdf = netcdf.is_netcdf(place, item.file)
     if of_netcdf and item.dtype.kind != "b" and h5py.check_enum_dtype(item.dtype) is not None:
         names = ", ".join(list(h5py.check_enum_dtype(item.dtype))[:4])

@@ -42,7 +42,7 @@ def inspect(place: Location) -> StoredMatrix:
     if held < found.nbytes and dtype.kind in NUMERIC_KINDS:
         raise FileFormatError(
             f"{place.name}: truncated: {found.nbytes:,} bytes of {dtype} {shape} promised, "
-            f"{held:,} there"
+            f"{held:,} there; copy it again, or write it anew"
         )
     return found
 
@@ -115,7 +115,10 @@ def _received(matrix: StoredMatrix, index: Where, file: Any) -> np.ndarray[Any, 
     file.seek(offset)
     content = file.read(size) if size else b""
     if len(content) < size:
-        raise FileFormatError(f"{matrix.place}: truncated: {len(content):,} of {size:,} bytes came")
+        raise FileFormatError(
+            f"{matrix.place}: truncated: {len(content):,} of {size:,} bytes came; copy it again, "
+            "or write it anew"
+        )
     order: Any = "F" if matrix.fortran else "C"
     return np.frombuffer(content, matrix.dtype).reshape(window, order=order)[inside]
 

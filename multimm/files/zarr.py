@@ -129,7 +129,10 @@ def _arrays(place: Location, store: Any) -> dict[str, Any]:
             found = _members(zarr.open_group(store, mode="r"))
         except FileNotFoundError:
             what = "an address" if place.remote else "a directory"
-            raise FileFormatError(f"{place.name}: {what} without Zarr metadata") from None
+            raise FileFormatError(
+                f"{place.name}: {what} without Zarr metadata: give the one with zarr.json, .zarray "
+                "or .zgroup in it"
+            ) from None
     if not found and _unlisted(place.path):
         raise FileFormatError(
             f"{place}: no array but a group, or nothing, and over HTTP nobody can list what there "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from contextlib import suppress
 from typing import Any
 
@@ -10,6 +11,20 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from multimm.errors import DTypeError, OptionError
+
+
+def named(dtype: DTypeLike) -> np.dtype[Any]:
+    """Return the dtype of that name; NumPy knows bfloat16 once ml_dtypes has been imported.
+
+    Raises
+    ------
+    TypeError
+        If there is none.
+    """
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        with suppress(ImportError):
+            importlib.import_module("ml_dtypes")
+    return np.dtype(dtype)
 
 
 def result_dtype(a: DTypeLike, b: DTypeLike) -> np.dtype[Any]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from multimm.errors import DTypeError
+from multimm.gpu import dtypes
 from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, numeric, result_dtype
 from multimm.gpu.integers.bounds import is_narrow, sums_dtype
 
@@ -27,10 +28,11 @@ def named(dtype: DTypeLike) -> DType:
         For what is no dtype, or has no matrix product.
     """
     try:
-        made = np.dtype(dtype)
+        made = dtypes.named(dtype)
     except TypeError:
         raise DTypeError(
-            f"dtype={dtype!r}: there is no such dtype; use NumPy's, such as 'int32' or 'float64'"
+            f"dtype={dtype!r}: there is no such dtype; use NumPy's, such as 'int32' or 'float64', "
+            "or install ml_dtypes for 'bfloat16'"
         ) from None
     return numeric(made, f"dtype={made}")
 

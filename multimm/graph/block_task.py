@@ -185,5 +185,6 @@ def check_shape(block: Block, planned: Shape, key: Key = None, of: str = "an ope
     if found != planned:
         which = "" if key is None else f": it is {key!r}"
         raise ShapeError(
-            f"a block of {of} has shape {found}, its array's chunks say {planned}{which}"
+            f"a block of {of} has shape {found}, its array's chunks say {planned}{which}; make "
+            "the array with chunks= as its function returns them"
         )

@@ -81,7 +81,9 @@ def _exists(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise FileFormatError(f"{path}: cannot be written ({reason(error)})") from error
+        raise FileFormatError(
+            f"{path}: cannot be written ({reason(error)}): choose another name"
+        ) from error
     return True
 
 
