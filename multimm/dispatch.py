@@ -212,12 +212,12 @@ def accelerate() -> Acceleration:
 
     That holds, with a Dask array among the operands, for ``x @ y``, ``da.matmul``, ``da.dot``,
     ``x.dot(y)``, ``da.tensordot`` and ``da.einsum``; for NumPy's functions ``matmul``, ``dot``,
-    ``tensordot``, ``einsum``, ``inner``, ``vecdot`` and ``linalg.multi_dot``; for ``xr.dot``, and
-    ``@`` and ``.dot`` of DataArrays. What is built on these follows, such as ``da.cov``. Blocks are
-    multiplied by multimm's kernels inside of ``da.linalg.solve``, ``inv``, ``lu``, ``cholesky``,
-    ``qr``, ``tsqr`` and ``svd``, too. Results are lazy as always, in Dask's chunks; what counts is
-    where a product is written, not where it is computed. Blocks and devices are those that
-    `multimm.matmul` takes.
+    ``tensordot``, ``einsum``, ``inner``, ``vecdot``, ``matvec``, ``vecmat`` and
+    ``linalg.multi_dot``; for ``xr.dot``, and ``@`` and ``.dot`` of DataArrays. What is built on
+    these follows, such as ``da.cov``. Blocks are multiplied by multimm's kernels inside of
+    ``da.linalg.solve``, ``inv``, ``lu``, ``cholesky``, ``qr``, ``tsqr`` and ``svd``, too. Results
+    are lazy as always, in Dask's chunks; what counts is where a product is written, not where it is
+    computed. Blocks and devices are those that `multimm.matmul` takes.
 
     Only the thread or asynchronous task that entered is affected, with the tasks it creates
     inside. Sessions nest, and Dask is as before when the last one has ended, by an exception

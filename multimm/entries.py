@@ -9,7 +9,7 @@ Every way from Dask code to a product ends in one of few functions, which `accel
     da.cov, da.vdot                -> dask.array.routines.dot
     xr.dot, DataArray @ and .dot   -> da.einsum or da.tensordot, through opt_einsum's table
     np.inner, np.linalg.multi_dot  -> dask.array.Array.__array_function__: Dask has none
-    np.vecdot                      -> dask.array.Array.__array_ufunc__
+    np.vecdot, matvec, vecmat      -> dask.array.Array.__array_ufunc__
     da.linalg.solve, lu, qr, ...   -> products of blocks inside their tasks
 """
 
@@ -98,9 +98,8 @@ def inside(name: str, args: Args, kwargs: Kwargs) -> tuple[str, Args, Kwargs] | 
     if name == "__array_function__":
         known = _OF_NUMPY.get(args[1])
         return None if known is None else (known, tuple(args[3]), dict(args[4]))
-    if args[1] is np.vecdot and args[2] == "__call__":
-        return "vecdot", args[3:], kwargs
-    return None
+    known = _UFUNCS.get(args[1])
+    return (known, args[3:], kwargs) if known and args[2] == "__call__" else None
 
 
 def operands_of(args: Sequence[Any]) -> tuple[str, ...]:
@@ -166,6 +165,17 @@ def _inner(name: str, args: Args, kwargs: Kwargs) -> Product:
 def _vecdot(name: str, args: Args, kwargs: Kwargs) -> Product:
     _two(name, args, kwargs, "axis")
     return _steps(vecdot_steps(*args, **kwargs), dask_has_none=True)
+
+
+def _matvec(name: str, args: Args, kwargs: Kwargs) -> Product:
+    arrays = _two(name, args, kwargs)
+    return _steps(einsum_steps(["...mn,...n->...m", *arrays]), dask_has_none=True)
+
+
+def _vecmat(name: str, args: Args, kwargs: Kwargs) -> Product:
+    vector, matrix = _two(name, args, kwargs)
+    vector = vector.conj() if vector.dtype.kind == "c" else vector
+    return _steps(einsum_steps(["...n,...nm->...m", vector, matrix]), dask_has_none=True)
 
 
 def _multi_dot(name: str, args: Args, kwargs: Kwargs) -> Product:
@@ -236,8 +246,12 @@ _MADE: Mapping[str, Callable[[str, Args, Kwargs], Product]] = {
     "einsum": _einsum,
     "inner": _inner,
     "vecdot": _vecdot,
+    "matvec": _matvec,
+    "vecmat": _vecmat,
     "multi_dot": _multi_dot,
 }
+#: Ufuncs; NumPy has the last two from 2.2 on.
+_UFUNCS = {getattr(np, name): name for name in ("vecdot", "matvec", "vecmat") if hasattr(np, name)}
 #: Functions of NumPy that Dask has none of.
 _OF_NUMPY: Mapping[Any, str] = {
     np.inner: "inner",

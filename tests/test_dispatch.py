@@ -149,6 +149,24 @@ def test_vecdot_needs_no_single_chunk_inside(x):
         np.vecdot(x, x[0])
 
 
+@pytest.mark.skipif(not hasattr(np, "vecmat"), reason="NumPy has it from 2.2 on")
+@pytest.mark.parametrize("dtype", ["f8", "c16", "i4", "?"])
+@pytest.mark.parametrize("shapes", [((4, 6), (6,)), ((3, 4, 6), (6,)), ((3, 4, 6), (1, 6))])
+def test_matrices_and_vectors_of_a_stack(shapes, dtype):
+    """Whatever the chunks along k; the vector before a matrix is conjugated."""
+    rng = np.random.default_rng(0)
+    x, v = ((rng.integers(-5, 6, s) + 1j * rng.integers(-5, 6, s)) for s in shapes)
+    x, v = (z.astype(dtype) if dtype == "c16" else z.real.astype(dtype) for z in (x, v))
+    a, w = (da.from_array(z, chunks=tuple(-(-n // 2) for n in z.shape)) for z in (x, v))
+    with multimm.accelerate() as report:
+        found = np.matvec(a, w), np.vecmat(w, a.swapaxes(-1, -2)), np.matvec(a, v)
+    expected = np.matvec(x, v), np.vecmat(v, x.swapaxes(-1, -2)), np.matvec(x, v)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one.compute(), other)
+    assert [call.function for call in report.taken] == ["matvec", "vecmat", "matvec"]
+
+
 def test_a_chain_that_numpy_refuses_is_left_to_it(x):
     with multimm.accelerate() as report, pytest.warns(FutureWarning), pytest.raises(ValueError):  # noqa: PT011
         np.linalg.multi_dot([x])
