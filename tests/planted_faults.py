@@ -302,7 +302,7 @@ MEMORY = (
         "products.py",
         "if unsure(self.a) & unsure(self.b):",
         "if False:",
-        "made_again -k once",
+        "made_again -k made_of",
     ),
     Fault(
         "what the process holds already is planned with",
