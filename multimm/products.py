@@ -172,7 +172,7 @@ class Product(NamedTuple):
         if again := self._made_again(problem, best):
             # Nobody knows how long it takes to make a chunk. Most are made once all the same.
             with suppress(MemoryBudgetError):  # of chunks that no worker can make beside others
-                best = min(best, plan(again), key=_beyond)
+                best = min(plan(again), best, key=_beyond)
         if self.options.given or not hosted:
             return best
         alone = in_one_task(problem, on, self.step.precision)
@@ -181,23 +181,26 @@ class Product(NamedTuple):
 
     def _made_again(self, problem: Problem, plan: MatmulPlan) -> Problem | None:
         """The same of operands that are made when they are needed, if `plan` spills them."""
-        if not _beyond(plan) or not problem.awaited or plan.cluster.on_gpus:
+        # Dask makes most operands when their products are due, but not where all need one task.
+        perhaps = plan.layout.in_step and problem.a.nbytes + problem.b.nbytes > plan.budget_bytes
+        if not (_beyond(plan) or perhaps) or not problem.awaited or plan.cluster.on_gpus:
             return None
-        specs = []
+        specs, rereadable = [], []
         given = (self.a, self.step.trans_a, problem.a), (self.b, self.step.trans_b, problem.b)
         for x, turned, spec in given:
             if isinstance(x, MatrixSpec) or spec.owners:
                 return None
-            if not _rereadable(x):
-                maker = maker_of(x)
-                if maker is None:
-                    return None
-                stored = maker.storage
-                spec = replace(spec, storage=stored.T if stored and turned else stored)
+            maker = None if _rereadable(x) else maker_of(x)
+            if maker is not None and (stored := maker.storage):
+                spec = replace(spec, storage=stored.T if turned else stored)
             specs.append(spec)
+            rereadable.append(maker is not None or _rereadable(x))
+        enough = any if plan.layout.alone else all  # of what else is made workers keep all
+        if not enough(rereadable):
+            return None
         if unsure(self.a) & unsure(self.b):  # what both are made of is to be the same in both
             return None
-        return replace(problem, a=specs[0], b=specs[1], rereadable=(True, True))
+        return replace(problem, a=specs[0], b=specs[1], rereadable=(rereadable[0], rereadable[1]))
 
     def _hosted(self, cluster: ClusterSpec) -> bool:
         """Whether blocks lie in the host memory of workers that multiply them on GPUs."""

@@ -302,7 +302,7 @@ MEMORY = (
         "products.py",
         "if unsure(self.a) & unsure(self.b):",
         "if False:",
-        "made_again -k once",
+        "made_again -k made_of",
     ),
     Fault(
         "what the process holds already is planned with",
@@ -598,11 +598,18 @@ INTEGERS = (
         "made_again -k random",
     ),
     Fault(
-        "schedule: reads of a block wait for the row panel before",
-        "planning/schedule.py",
-        "        if self.by_block:\n            return None\n",
-        "",
+        "schedule: what is read for a block of C is kept for others",
+        "graph/lowering/operand_blocks.py",
+        "if layout.by_block and operand.reader is not None:",
+        "if False:",
         "made_again -k at_once",
+    ),
+    Fault(
+        "schedule: blocks of C take all of k one after another",
+        "graph/lowering/task_graph.py",
+        "if layout.in_step and (barrier := layout.barrier(place.owner, 0, first)):",
+        "if False and (barrier := layout.barrier(place.owner, 0, first)):",
+        "made_again -k products_alone",
     ),
     Fault(
         "integers: a product of digits that counts is left out",

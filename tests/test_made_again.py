@@ -101,6 +101,41 @@ def test_operands_beyond_memory_take_no_more_of_it_than_dasks_product(kind, tmp_
         assert any(peak_of(product) < most for _ in range(3))
 
 
+#: What Dask's tasks make once, whatever needs it.
+ONCE = {
+    "random": lambda y, _: da.random.default_rng(1).random(y.shape, chunks=CHUNK),
+    "reshape": lambda y, tmp_path: (
+        from_zarr(y, tmp_path).reshape(K, M // 2, 2).reshape(K, M).rechunk(CHUNK)
+    ),
+}
+
+
+@pytest.mark.alone
+@pytest.mark.usefixtures("little_memory")
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("kind", ONCE)
+def test_an_operand_that_is_made_once_beside_one_that_is_read(kind, turned, tmp_path):
+    x, y = (np.random.default_rng(n).random(shape) for n, shape in enumerate(((M, K), (K, M))))
+    a, b = from_zarr(x, tmp_path), ONCE[kind](y, tmp_path)
+    a, b = (b.T, a.T) if turned else (a, b)
+    with dask.config.set(scheduler="threads", num_workers=2):
+        product = multimm.matmul(a, b)
+        np.testing.assert_allclose(product.compute(), a.compute() @ b.compute())
+        most = max(1.5 * peak_of(a @ b), MEMORY)
+        assert any(peak_of(product) < most for _ in range(3))
+
+
+@pytest.mark.alone
+@pytest.mark.usefixtures("little_memory")
+def test_operands_that_are_made_once_are_held_for_their_products_alone():
+    rng = da.random.default_rng(1)
+    a, b = rng.random((M, K), chunks=CHUNK), rng.random((K, M), chunks=CHUNK)
+    with dask.config.set(scheduler="threads", num_workers=2):
+        product = multimm.matmul(a, b)
+        np.testing.assert_allclose(product.compute(), a.compute() @ b.compute())
+        assert any(peak_of(product) < MEMORY for _ in range(3))
+
+
 def counted(shape, seed=0):
     source = Counted(np.random.default_rng(seed).integers(-4, 5, shape).astype("f8"))
     return source, da.from_array(source, chunks=CHUNK)
@@ -135,6 +170,14 @@ def test_chunks_are_made_again_where_c_does_not_fit_and_never_more_often_than_by
     np.testing.assert_array_equal(ours.compute(scheduler="sync"), x.array @ y.array)
     most = max(max(source.reads.values()) for source in (x, y))
     assert 1 < most <= 1000 // CHUNK
+
+
+def test_chunks_are_made_again_beside_others_that_are_made_once(monkeypatch):
+    monkeypatch.setattr("multimm.products.local", lambda gpu: small(3_000_000, threads=1))
+    (x, a), b = counted((1000, 1000)), da.random.default_rng(1).random((1000, 1000), chunks=CHUNK)
+    c = multimm.matmul(a, b).compute(scheduler="sync")
+    np.testing.assert_allclose(c, x.array @ b.compute(scheduler="sync"))
+    assert 1 < max(x.reads.values()) <= 1000 // CHUNK
 
 
 @pytest.mark.parametrize("budget", [MEMORY, 3_000_000])
@@ -276,13 +319,18 @@ def test_chunks_that_no_thread_could_make_beside_another_are_left_to_dask():
 @pytest.mark.alone
 @pytest.mark.usefixtures("little_memory")
 @pytest.mark.filterwarnings("ignore:Increasing number of chunks")  # by Dask's product
-@pytest.mark.parametrize("kind", ["in memory", "random", "from_zarr", "x @ x.T"])
+@pytest.mark.parametrize("kind", ["in memory", "random", "from_zarr", "uneven", "x @ x.T"])
 def test_a_result_beyond_memory_that_is_used_at_once_stays_within_it(kind, tmp_path):
     """Or takes little more than Dask's: what takes a block of C away runs right behind it."""
     x, y = (np.random.default_rng(n).random(shape) for n, shape in enumerate(((M, K), (K, M))))
     x, y = x.T[:2000], y.T[:, :2000]
     if kind == "from_zarr":
         a, b = from_zarr(x, tmp_path), from_zarr(y, tmp_path)
+    elif kind == "uneven":
+        a, b = (
+            da.from_array(z, chunks=tuple((120, 280) * (n // 400) for n in z.shape))
+            .map_blocks(np.copy) for z in (x, y)
+        )  # fmt: skip
     elif kind == "random":
         a, b = (da.random.default_rng(n).random(z.shape, chunks=CHUNK) for n, z in ((0, x), (1, y)))
     else:
@@ -290,7 +338,11 @@ def test_a_result_beyond_memory_that_is_used_at_once_stays_within_it(kind, tmp_p
     b = a.T if kind == "x @ x.T" else b
     product = multimm.matmul(a, b)
     with dask.config.set(scheduler="threads", num_workers=2):
-        for use in (lambda c: c.max(axis=1), lambda c: da.argtopk(c, 3, axis=1)):
+        for use in (
+            lambda c: c.max(axis=1),
+            lambda c: da.argtopk(c, 3, axis=1),
+            lambda c: c.max(axis=0),
+        ):
             most = max(1.5 * peak_of(use(a @ b)), MEMORY)
             assert any(peak_of(use(product)) < most for _ in range(3))
         if kind != "random":

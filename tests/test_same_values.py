@@ -10,6 +10,9 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from dask._task_spec import Task, TaskRef
+from dask.array.chunk import getitem
+from dask.highlevelgraph import HighLevelGraph
 
 import multimm
 from multimm.graph.same_values import same_values
@@ -98,11 +101,30 @@ NOT_SYMMETRIC = {
         square(x).rechunk(1).T - few(m).rechunk(1)[None, :1],
         square(x).rechunk(1) - few(m).rechunk(1)[:6, None],
     ),
+    "blocks in another order": lambda x, m: (
+        square(x).T - WEIGHTS[None, :], square(x) - backwards(WEIGHTS)
+    ),
     "other blocks in a stack": lambda x, m: (rows(x)[None, :6].swapaxes(1, 2), rows(x)[None, 6:]),
     "sorted": lambda x, m: (x.T.map_blocks(np.sort), x.map_blocks(np.sort)),
     "random numbers": lambda x, m: (da.random.random((7, 12)), da.random.random((12, 7))),
     "conj of complex numbers": lambda x, m: ((x * 1j).T + (x * 2j).T.conj(), x * 1j + x * 2j),
 }  # fmt: skip
+
+
+ALL = slice(None)
+#: In two blocks.
+WEIGHTS = da.from_array(np.arange(6.0), chunks=3)
+
+
+def backwards(vector):
+    """Its blocks as a column, the last one first: all of them, which no slice takes so."""
+    name, last = "backwards", vector.numblocks[0] - 1
+    tasks = {
+        (name, i, 0): Task((name, i, 0), getitem, TaskRef((vector.name, last - i)), (ALL, None))
+        for i in range(last + 1)
+    }
+    graph = HighLevelGraph.from_collections(name, tasks, [vector])
+    return da.Array(graph, name, (vector.chunks[0], (1,)), vector.dtype)
 
 
 def square(x):

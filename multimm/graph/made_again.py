@@ -36,7 +36,7 @@ from multimm.gpu.arrays import is_cupy
 from multimm.graph.block_task import Block, Key, check_shape
 from multimm.graph.tasks.dtype_check import DType, as_declared
 from multimm.planning.matrix import Storage
-from multimm.planning.tiling.grid import Blocks
+from multimm.planning.tiling.grid import Blocks, is_regular
 from multimm.planning.tiling.rechunk import Index, Where, cuts_of, offsets, size_of
 
 #: How long it takes to make a chunk nobody knows: plans assume the time to decode one.
@@ -82,8 +82,9 @@ class Maker:
         """For plans: each chunk is made as a whole, even if a part is needed."""
         if not any(self.tasks.values()):
             return None
-        chunk, itemsize = tuple(map(max, self.chunks)), np.dtype(self.dtype).itemsize
-        return Storage(chunk, itemsize, 2 * prod(chunk) * itemsize, codec=_CODEC)
+        chunk, itemsize = tuple(map(_length, self.chunks)), np.dtype(self.dtype).itemsize
+        most = prod(map(max, self.chunks)) * itemsize
+        return Storage(chunk, itemsize, 2 * most, codec=_CODEC)
 
     def part(self, where: Where) -> Maker:
         """The same with no more tasks than that rectangle needs."""
@@ -143,12 +144,10 @@ def maker_of(array: da.Array) -> Maker | None:
     """How tasks can make an array's chunks themselves; None where each needs many others.
 
     None also where Dask would not run the tasks again, where annotations say how they are to run,
-    where chunks are not of one size, for a single chunk, and on GPUs.
+    for a single chunk, and on GPUs.
     """
-    regular = all(size == sizes[0] for sizes in array.chunks for size in sizes[:-1])
-    regular = regular and all(sizes[-1] <= sizes[0] for sizes in array.chunks if sizes)
     annotated = any(layer.annotations for layer in array.dask.layers.values())
-    if is_cupy(array._meta) or not regular or annotated:
+    if is_cupy(array._meta) or annotated:
         return None
     keys = [*flatten(array.__dask_keys__())]
     merged = optimize_blockwise(array.dask, keys=[array.name])
@@ -162,6 +161,11 @@ def maker_of(array: da.Array) -> Maker | None:
         return None
     maker = Maker(tasks, array.chunks, array.dtype, array.name)
     return maker if _little(maker, graph, array) else None
+
+
+def _length(sizes: Blocks) -> int | Blocks:
+    """Of chunks along an axis, or all lengths where they differ."""
+    return sizes[0] if is_regular(sizes) else sizes
 
 
 def unsure(array: da.Array) -> set[str]:

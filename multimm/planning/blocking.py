@@ -60,7 +60,7 @@ def lay_out(
     while not _fits(layout, held, cluster) and (edge > least or layout.band > 1):
         if layout.longest > LONGEST:
             break
-        narrower = _narrower(layout)
+        narrower = _narrower(layout, cluster)
         if narrower is not None:
             layout = narrower
         else:  # cut blocks and k-tiles
@@ -68,6 +68,7 @@ def lay_out(
             layout = replace(
                 _blocks(problem, cluster, grid, options, edge, cut, k_parts),
                 stream=layout.stream,
+                by_block=layout.by_block,
                 pack_once=layout.pack_once,
             )
         held = memory.held(layout, cluster)
@@ -77,19 +78,22 @@ def lay_out(
 def in_memory(layout: Schedule, cluster: ClusterSpec) -> tuple[Schedule, memory.Held]:
     """The same blocks, of as many at once as fit in memory, and what they take."""
     held = memory.held(layout, cluster)
-    while not _fits(layout, held, cluster) and (narrower := _narrower(layout)) is not None:
+    while not _fits(layout, held, cluster) and (narrower := _narrower(layout, cluster)) is not None:
         layout, held = narrower, memory.held(narrower, cluster)
     return layout, held
 
 
-def _narrower(layout: Schedule) -> Schedule | None:
+def _narrower(layout: Schedule, cluster: ClusterSpec) -> Schedule | None:
     """The same blocks in less memory; None where all has been done."""
     # 1. Read operands as they are needed, where they can be read again.
-    if all(layout.problem.rereadable) and not layout.stream:
+    rereadable = layout.problem.rereadable
+    if all(rereadable) and not layout.stream:
         return replace(layout, stream=True)
-    # 2. Work on fewer block rows at once, without workers on one block after another.
-    if layout.alone and layout.stream and not layout.by_block:
-        return replace(layout, band=1, k_tiles_per_task=layout.steps)
+    # 2. Without workers make blocks of a large C one by one.
+    large = layout.problem.summed_bytes > cluster.budget_bytes
+    if layout.alone and large and any(rereadable) and not layout.by_block:
+        return replace(layout, stream=True, band=1, by_block=True)
+    # 3. Work on fewer block rows at once.
     return replace(layout, band=ceil_div(layout.band, 2)) if layout.band > 1 else None
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, product
 from math import prod
 
@@ -33,8 +34,9 @@ class Storage:
 
     Parameters
     ----------
-    chunk : tuple of int
-        Shape of a storage chunk. A read that touches it decodes all of it.
+    chunk : tuple of int or Blocks
+        Shape of a storage chunk; of an axis along which they differ, all lengths. A read that
+        touches one decodes all of it.
     itemsize : int
         Bytes of an element.
     decoding : int
@@ -47,7 +49,7 @@ class Storage:
         What the speed of decoding depends on: a key of `multimm.planning.cost.reading.RATES`.
     """
 
-    chunk: tuple[int, ...]
+    chunk: tuple[int | Blocks, ...]
     itemsize: int
     decoding: int
     copied: int = 0
@@ -56,8 +58,8 @@ class Storage:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a decoded chunk."""
-        return prod(self.chunk) * self.itemsize
+        """Bytes of a decoded chunk, the largest."""
+        return prod(x if isinstance(x, int) else max(x) for x in self.chunk) * self.itemsize
 
     @property
     def T(self) -> Storage:
@@ -78,15 +80,20 @@ class Storage:
 
 
 @remembered
-def _touched(blocks: Blocks, chunk: int) -> int:
+def _touched(blocks: Blocks, chunk: int | Blocks) -> int:
     """Chunks that blocks along an axis touch, one that two of them touch counted twice.
 
     >>> _touched((4, 4), 4), _touched((3, 5), 4), _touched((2, 2, 2, 2), 8)
     (2, 3, 4)
+    >>> _touched((4, 4), (3, 5))
+    3
     """
     ends = [*accumulate(blocks)]
     spans = zip([0, *ends], ends, strict=False)
-    return sum((end - 1) // chunk - start // chunk + 1 for start, end in spans if end > start)
+    if isinstance(chunk, int):
+        return sum((end - 1) // chunk - start // chunk + 1 for start, end in spans if end > start)
+    at = partial(bisect_right, [*accumulate(chunk)])
+    return sum(at(end - 1) - at(start) + 1 for start, end in spans if end > start)
 
 
 @dataclass(frozen=True)

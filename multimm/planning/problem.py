@@ -223,6 +223,11 @@ class Problem:
         """Bytes of C."""
         return self.batch * self.m * self.n * self.out_bytes
 
+    @property
+    def summed_bytes(self) -> int:
+        """Bytes of all sums of C while they are added to: twice, for each is made anew."""
+        return 2 * self.batch * self.m * self.n * self.sum_bytes
+
     @cached_property
     def chunked(self) -> bool:
         """Whether operands come in blocks: of matrices, or a stack in few."""

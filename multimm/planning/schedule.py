@@ -115,6 +115,9 @@ class Schedule:
     alone : bool
         There are no workers, and Dask puts the tasks of this process in order: what uses a block of
         C runs right behind it. A row panel that waited for the one before would run before that.
+    by_block : bool
+        Each product reads its own blocks of what can be read again: nothing of it is kept, nor read
+        ahead. Without workers, where C does not fit: its blocks may be used in any order then.
     """
 
     # What layouts of one product differ in tells them apart: they are looked up many times.
@@ -135,6 +138,7 @@ class Schedule:
     row_owners: Blocks = ()
     queued: bool = False
     alone: bool = False
+    by_block: bool = False
 
     @cached_property
     def batch_sizes(self) -> Blocks:
@@ -195,14 +199,23 @@ class Schedule:
         """
         return self.ranks > workers and not self.stream
 
-    @property
-    def by_block(self) -> bool:
-        """Whether blocks of C are made one by one, all of k in a task, of what is read for a row.
+    @cached_property
+    def in_step(self) -> bool:
+        """Whether all blocks of C take a k-tile before any takes one `WINDOW` later.
 
-        Nothing holds reads back then: Dask puts each right before the product that needs it.
+        Dask puts the tasks of a process in order block by block otherwise, and an operand that
+        tasks make is held for the next blocks. All of C is held here, twice while it is added to.
         """
-        whole = self.band == 1 and self.k_tiles_per_task >= self.steps
-        return self.alone and self.stream and whole
+        return (
+            self.alone
+            and not (self.stream or self.partial_products)
+            and self.problem.awaited
+            and not all(self.problem.rereadable)
+            and self.row_panels == 1 < self.work.count
+            and self.k_tiles_per_task == 1
+            and self.steps > WINDOW
+            and 2 * self.problem.summed_bytes <= sum(self.spec(role).nbytes for role in self.roles)
+        )
 
     def begins(self, part: int, workers: int) -> int:
         """The step at which a worker begins a part of k."""
@@ -510,8 +523,6 @@ class Schedule:
         A step back from the first k-tile of a row panel leads to the last ones of the row panel
         before. A worker without blocks of its own in that row panel goes by another one.
         """
-        if self.by_block:
-            return None
         part = self.part_of[k_tile]
         first, end = self.first_k_tile[part], self.first_k_tile[part + 1]
         back = k_tile - window
@@ -555,8 +566,12 @@ class Schedule:
         packed = self.operands.packed
         panels = self.operand_panels() if self.stream or packed else set()
         packs = k_tiles * sum(role in packed for role, *_ in panels)
+        if self.in_step:
+            return products + packs + (self.steps - WINDOW) * self.parts
         if not self.stream:  # barriers hold back the row panels after the first
             return products + packs + (0 if self.alone else self.work.held_back * self.parts)
+        if self.by_block:
+            return products + packs
         reads = products + packs + k_tiles * len(panels)
         if k_tiles * len(panels) > COUNTED:
             places = self.grid.p_m * self.grid.p_n

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dask._task_spec import List, TaskRef
+from dask._task_spec import List, Task, TaskRef
 
 from multimm.graph.block_task import BlockTask, Inputs, Key, Place, Sizes
 from multimm.graph.label import Kind
@@ -48,10 +48,13 @@ class OperandBlocks:
         row_panel = layout.row_panel(row) if layout.stream else 0
         step = (row_panel, layout.step(s, self.keys.cluster.workers))
         sizes: Sizes = ()
+        if layout.by_block and operand.reader is not None:
+            return self._read_within(operand, index)
         if operand.reader is not None or operand.from_host:
             key: Key = (self.keys.name(operand.role), row_panel, *index)
             if key not in self.made:
-                barrier = layout.barrier(owner, row_panel, s) if layout.stream else None
+                holds = layout.stream or layout.in_step
+                barrier = layout.barrier(owner, row_panel, s) if holds else None
                 waits = [] if barrier is None else [TaskRef(self.barriers.key(barrier, owner.part))]
                 # Of a step, those come first that the first products need.
                 order = (*step, Kind.READ, block)
@@ -92,6 +95,16 @@ class OperandBlocks:
         place = self.keys.place(owner, order, inputs)
         label = self.keys.label(Kind.READ, operand.role, index)
         self.made[key] = BlockTask(key, verb, *source, *waits, label=label, place=place, **more)
+
+    def _read_within(self, operand: Operand, index: Index) -> Argument:
+        """A block that each product reads for itself, as a part of its task."""
+        at = operand.role, index
+        if at not in self.others:
+            where = operand.where(index)
+            reader = operand.reader_at(where)
+            given = List(*map(TaskRef, getattr(reader, "needs", ())))
+            self.others[at] = Argument(Task(None, read, reader, where, given=given), ())
+        return self.others[at]
 
     def _of_others(
         self, operand: Operand, index: Index, owner: Coordinate, step: Index

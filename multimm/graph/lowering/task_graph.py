@@ -9,7 +9,7 @@ from typing import Any
 
 from dask._task_spec import List, TaskRef
 
-from multimm.graph.block_task import Block, BlockTask, Key, Place, Sizes
+from multimm.graph.block_task import Block, BlockTask, Key, Place, Sizes, after, within
 from multimm.graph.label import Kind, Label
 from multimm.graph.lowering.backpressure import Barriers
 from multimm.graph.lowering.operand import Argument, Operand
@@ -89,6 +89,9 @@ class Builder:
             spanned = (k_tiles[0], k_tiles[-1]) if len(layout.k_tiles) > 1 else ()
             label = self._label(Kind.MULTIPLY, batch, i, j, k_tiles=spanned)
             self._add(key, func, [*last, previous], label, place, (*batch, i, j), sizes, **more)
+            if layout.in_step and (barrier := layout.barrier(place.owner, 0, first)):
+                waits = List(TaskRef(self.barriers.key(barrier, part)))
+                self.made[key] = within(self.made[key], after, waits)
             previous = TaskRef(key)
 
     def _arguments(self, batch: Index, i: int, j: int, row: int, s: int) -> tuple[Argument, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import product, takewhile
 
 from multimm.planning.blocking import in_memory
 from multimm.planning.hardware import ClusterSpec
@@ -47,7 +47,8 @@ def along_chunks(layout: Schedule, cluster: ClusterSpec, options: Options) -> It
     for (m_blocks, n_blocks), k_blocks in product(dict.fromkeys(sides), dict.fromkeys(k_tiles)):
         band = ceil_div(len(layout.batch_sizes) * len(m_blocks), layout.grid.p_m)
         blocks = {"m_blocks": m_blocks, "n_blocks": n_blocks, "k_tiles": k_blocks}
-        yield in_memory(replace(layout, **blocks, band=band, stream=False), cluster)[0]
+        anew = replace(layout, **blocks, band=band, stream=False, by_block=False)
+        yield in_memory(anew, cluster)[0]
 
 
 def _others(blocks: Blocks, spec: MatrixSpec, axis: int) -> Iterator[Blocks]:
@@ -56,6 +57,11 @@ def _others(blocks: Blocks, spec: MatrixSpec, axis: int) -> Iterator[Blocks]:
         return
     size, usual, chunk = sum(blocks), max(blocks), spec.storage.chunk[axis]
     if size == 0:
+        return
+    if not isinstance(chunk, int):
+        starts = (range(0, len(chunk), several) for several in SEVERAL)
+        joined = (tuple(sum(chunk[i : i + at.step]) for i in at) for at in starts)
+        yield from takewhile(lambda found: max(found) <= max(usual, *chunk), joined)
         return
     lengths = [usual // chunk * chunk, ceil_div(usual, chunk) * chunk]
     lengths += [chunk * several for several in SEVERAL if chunk * several < usual]

@@ -129,8 +129,8 @@ def _sums(layout: Schedule, cluster: ClusterSpec) -> Terms:
 
 
 def _in_row_panel(layout: Schedule) -> int:
-    """Elements of C that a place works on at a time: none but blocks that threads are making."""
-    return 0 if layout.by_block else layout.work.most_in_row_panel
+    """Elements of sums that a place has: block by block none but those that threads are making."""
+    return 0 if layout.by_block else layout.work.most_in_row_panel * (1 + layout.in_step)
 
 
 def _sums_at_once(layout: Schedule, cluster: ClusterSpec) -> int:
@@ -170,7 +170,7 @@ def _k_tiles(layout: Schedule, cluster: ClusterSpec, each: int) -> Terms:
     for role, k_tile_bytes in layout.operands.in_use.items():
         at_once = min(layout.k_tiles_per_task, layout.steps)
         arrives = layout.operands.arrives(role)
-        if arrives:  # of one task, and the next one's
+        if arrives or layout.in_step:  # of one task, and the next one's
             at_once = min(WINDOW * at_once, max(WINDOW, layout.steps))
         name = f"{role.upper()} in {'flight' if arrives else 'use'}"
         terms[name] = at_once * each * k_tile_bytes
@@ -243,12 +243,14 @@ def _changing(layout: Schedule, cluster: ClusterSpec) -> Terms:
 def _kept(layout: Schedule, cluster: ClusterSpec, each: int, k_tiles: Terms) -> Terms:
     """Of the operands that `each` places of a worker keep, but for what they have in use."""
     terms: Terms = {}
-    for role, size in {} if layout.stream else layout.operands.kept.items():
+    for role, size in layout.operands.kept.items():
+        if layout.in_step or (layout.stream and layout.problem.rereadable["ab".index(role)]):
+            continue
         name, owner = role.upper(), each * size
         used = k_tiles.get(f"{name} in use", 0)
         # What comes as a single chunk is for all products, from the first to the last.
         chunked = layout.queued or layout.spec(role).blocks > 1
-        due = chunked and _made_when_due(layout, cluster)
+        due = chunked and not layout.by_block and _made_when_due(layout, cluster)
         if due or _used_at_once(layout, cluster, role):
             owner = min(owner, SHORT * int(used))
         if role in layout.operands.packed:

@@ -69,4 +69,5 @@ def _times(layout: Schedule, role: str) -> float:
     if not layout.stream or role == "c":
         return 1
     panels = [panel for panel in layout.operand_panels() if panel[0] == role]
-    return len(panels) / max(1, len({(flat, block) for _, _, flat, block in panels}))
+    columns = len(layout.n_blocks) if role == "a" and layout.by_block else 1
+    return columns * len(panels) / max(1, len({(flat, block) for _, _, flat, block in panels}))

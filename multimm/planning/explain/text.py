@@ -195,7 +195,9 @@ def _operands(plan: MatmulPlan) -> Iterator[str]:
         yield f"{names(operands.packed)} packed once for the tensor cores, where {are} kept"
     elif layout.on_tensor_cores:
         yield "packed for the tensor cores by each task"
-    if layout.stream:
+    if layout.by_block:
+        yield "blocks read or made by each product for itself"
+    elif layout.stream:
         read = "taken from host memory" if layout.problem.from_host else "read or made"
         yield f"blocks {read} when they are needed, range of k by range of k"
     if layout.k_order:
