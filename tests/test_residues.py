@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from residue_reference import looked_at, packed, statistics
+from residue_reference import doubles, looked_at, packed, statistics
 
 from multimm.errors import KernelError
 from multimm.gpu.residues import launch, moduli
@@ -185,21 +185,34 @@ def integers_of(x):
     return whole * 2 ** np.maximum(exponents - least, 0).astype(object), least - 53
 
 
+#: Of each part of a product: which parts of the operands are multiplied, and signs.
+TERMS = {
+    1: [[(0, 0, 1)]],
+    2: [[(0, 0, 1), (1, 1, -1)], [(0, 1, 1), (1, 0, 1)]],
+}
+
+
 def within_the_bound(x, y, of_x, of_y, share=1.0):
-    """Whether each error of the product of integers is at most a share of k u |X||Y'|, exactly."""
-    (a, ea), (b, eb) = integers_of(x), integers_of(y)
-    exact, sizes = a @ b.T, abs(a) @ abs(b).T
-    ours = of_x.integers[0] @ of_y.integers[0].T
-    k, scales = x.shape[1], of_x.scales.astype(int)[:, None] + of_y.scales.astype(int)
-    for (i, j), own in np.ndenumerate(ours):
-        # own 2^-s and exact 2^(ea + eb), both times 2^(s + t), t so large that all are integers.
-        shift = int(scales[i, j]) + ea + eb
-        up, down = 2 ** max(shift, 0), 2 ** max(-shift, 0)
-        if (
-            2**53 * abs(own * down - exact[i, j] * up)
-            > int(k * 2**20 * share) * sizes[i, j] * up >> 20
-        ):
-            return False
+    """Whether each error of the product of integers is at most a share of k u |X||Y'|, exactly.
+
+    Of complex numbers in both parts, each of which is a sum of 2 k products.
+    """
+    (a, ea), (b, eb) = (integers_of(np.moveaxis(doubles(z), -1, 0)) for z in (x, y))
+    k, inverse = x.shape[1] * len(a), int(1 / FORMATS[x.dtype.name].unit)
+    scales = of_x.scales.astype(int)[:, None] + of_y.scales.astype(int)
+    for terms in TERMS[len(a)]:
+        exact = sum(sign * (a[i] @ b[j].T) for i, j, sign in terms)
+        sizes = sum(abs(a[i]) @ abs(b[j]).T for i, j, _ in terms)
+        ours = sum(sign * (of_x.integers[i] @ of_y.integers[j].T) for i, j, sign in terms)
+        for at, own in np.ndenumerate(ours):
+            # own 2^-s and exact 2^(ea + eb), times 2^(s + t), t so large that all are integers.
+            shift = int(scales[at]) + ea + eb
+            up, down = 2 ** max(shift, 0), 2 ** max(-shift, 0)
+            if (
+                inverse * abs(own * down - exact[at] * up)
+                > int(k * 2**20 * share) * sizes[at] * up >> 20
+            ):
+                return False
     return True
 
 
@@ -211,6 +224,38 @@ def test_what_is_proved_is_true(left, right, seed, count, k):
     (of_x, rows_x), (of_y, rows_y) = prepared(x, count), prepared(y, count)
     if keeps_bound(rows_x, rows_y, k, U):
         assert within_the_bound(x, y, of_x, of_y)
+
+
+COUNTED = [("complex64", 6), ("complex64", 7), ("complex128", 14), ("complex128", 15)]
+
+
+@given(st.sampled_from(sorted(KINDS)), st.sampled_from(sorted(KINDS)), st.integers(0, 10**6),
+       st.sampled_from(COUNTED), st.sampled_from([0, 10, 30]))  # fmt: skip
+def test_what_is_proved_of_complex_numbers_is_true_of_both_parts(left, right, seed, of, less):
+    """Also where imaginary parts are so many bits smaller."""
+    rng = np.random.default_rng(seed)
+    (dtype, count), k = of, 64
+    x, y = (
+        (KINDS[kind](rng, (n, k)) + 1j * np.ldexp(KINDS[kind](rng, (n, k)), -less)).astype(dtype)
+        for n, kind in ((5, left), (6, right))
+    )
+    (of_x, rows_x), (of_y, rows_y) = prepared(x, count), prepared(y, count)
+    if keeps_bound(rows_x, rows_y, 2 * k, FORMATS[dtype].unit):
+        assert within_the_bound(x, y, of_x, of_y)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_normal_complex_numbers_are_proved_and_nearly_real_ones_are_not(dtype):
+    of = FORMATS[dtype]
+    rng = np.random.default_rng(0)
+    parts = rng.standard_normal((2, 2, 12, 256))
+    x, y = (a + 1j * b for a, b in parts)
+    (of_x, rows_x), (of_y, rows_y) = (prepared(z.astype(dtype), of.usual) for z in (x, y))
+    assert keeps_bound(rows_x, rows_y, 512, of.unit)
+    assert within_the_bound(x.astype(dtype), y.astype(dtype), of_x, of_y, share=0.1)
+    x.imag *= 2.0**-40
+    (of_x, rows_x) = prepared(x.astype(dtype), of.usual)
+    assert not keeps_bound(rows_x, rows_y, 512, of.unit)
 
 
 def test_normal_numbers_are_proved_with_14_moduli_and_err_far_less():
