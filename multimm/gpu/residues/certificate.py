@@ -35,9 +35,8 @@ class Rows(NamedTuple):
     rounded: bool
     norm: float  #: the smallest of a rounded row
     sum: float  #: the largest |a|_1 / |a| of a row
-    shares: tuple[
-        float, ...
-    ]  #: of a part of a row that is not 0, the smallest, for each of `LEVELS`
+    #: The smallest of any part of a row that is not 0, for each of `LEVELS`.
+    shares: tuple[float, ...]
 
     def scaled(self, factor: float) -> Rows:
         """The same for integers that are so many times as large."""

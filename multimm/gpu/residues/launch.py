@@ -2,7 +2,7 @@
 
 residue_rows   how large the rows of an operand are, and how many bits they have
 residue_pack   each row as integers, and these as bytes: a plane for each modulus, or two
-byte_mma    products of bytes, all planes in one launch
+byte_mma       products of bytes, all planes in one launch
 residue_join   integers from their residues, and numbers from these
 """
 
