@@ -383,8 +383,10 @@ def _reason(plan: MatmulPlan, ranks: dict[Schedule, Rank], of_all: float) -> str
         return f"p_k = {layout.grid.p_k} leaves no other arrangement; {moved}"
     second = min(others, key=ranks.__getitem__)
     other, own = ranks[second], ranks[layout]
-    text = f"{moved}; the next best, {second.grid.sides}, moves {human(other.moved)}"
-    return text if other.moved >= own.moved else f"{text}, {_drawback(other, own)}"
+    text = f"{moved}; the next best, {second.grid.sides}"
+    if other.moved:
+        text += f", moves {human(other.moved)}"
+    return text if other.moved >= max(1, own.moved) else f"{text}, {_drawback(other, own)}"
 
 
 def _drawback(other: Rank, own: Rank) -> str:
