@@ -152,9 +152,7 @@ def packed(x: np.ndarray, found: LookedAt, count: int, limit: float) -> Packed:
             norms.append(norm)
         mean = norm / math.sqrt(k * system.parts)
         for part in range(system.parts):
-            own = [
-                round(Fraction(value) * Fraction(2) ** scale) for value in parts[part, r].tolist()
-            ]
+            own = [round(math.ldexp(value, scale)) for value in parts[part, r].tolist()]
             integers[part, r] = own
             counts[part, r] = [sum(abs(z) >= mean * level for z in own) for level in LEVELS]
     own = counts[:, found.squares != 0].reshape(-1, 3)

@@ -154,7 +154,7 @@ def test_plan_of_narrow_elements(cli):
     result = cli("plan", "4000x3000", "3000x5000", "--elements", "int8", "--dtype", "float32")
     assert result.exit_code == 0, result.output
     assert "4000 x 3000 @ 3000 x 5000 -> float32 of int8" in result.stdout
-    assert "exact, rounded once to float32, on tensor cores" in result.stdout
+    assert "exact, rounded once to float32, on INT8 tensor cores" in result.stdout
 
 
 def test_a_plan_of_bfloat16_needs_no_import():

@@ -305,7 +305,7 @@ def test_plans_count_narrow_elements_and_a_wide_result():
     assert narrow.layout.problem.result_bytes == wide.layout.problem.result_bytes == 4 * 8192**2
     assert 4 * narrow.bytes_moved == wide.bytes_moved > 0
     assert narrow.seconds < wide.seconds
-    assert "exact, rounded once to float32, on tensor cores" in str(narrow)
+    assert "exact, rounded once to float32, on INT8 tensor cores" in str(narrow)
     assert "operands being packed" in str(narrow)
 
 

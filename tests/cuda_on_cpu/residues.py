@@ -18,7 +18,7 @@ from multimm.gpu.residues.moduli import MOST, norm_limit, product_of, residues, 
 
 THREADS = 256
 #: Rows, k, and what the lines are longer by; elements in front.
-_SHAPES = ((1, 1, 0, 0), (3, 17, 5, 1), (130, 129, 2, 3), (33, 300, 0, 1), (70, 1100, 1, 0))
+_SHAPES = ((1, 1, 0, 0), (3, 17, 5, 1), (130, 129, 2, 3), (33, 300, 0, 1), (5, 1100, 1, 0))
 
 
 def reals(x: np.ndarray) -> np.ndarray:
