@@ -157,11 +157,9 @@ class Product(NamedTuple):
         # Of shapes alone nobody knows where they will lie: on the GPUs, if there are any.
         hosted = self._hosted(on)
         on_gpus = gpu or hosted or not self._arrays
-        units = {
-            "pack": self._pack_scheme(on, on_gpus),
-            "int8": self._int8(on, on_gpus),
-            "exact": self._exact(on, on_gpus),
-        }
+        int8 = self._int8(on, on_gpus)
+        pack = self._pack_scheme(on, on_gpus, int8)
+        units = {"pack": pack, "int8": int8, "exact": self._exact(on, on_gpus)}
         problem = self._problem(on, holders, hosted=hosted, **units)
         plan = partial(plan_matmul, cluster=on, precision=self.step.precision, options=self.options)
         made = [plan(problem)]
@@ -212,7 +210,7 @@ class Product(NamedTuple):
             and all(on_devices(named_dtype(str(x.dtype))) for x in (*given, self.step))
         )
 
-    def _pack_scheme(self, cluster: ClusterSpec, gpu: bool) -> str:
+    def _pack_scheme(self, cluster: ClusterSpec, gpu: bool, int8: bool) -> str:
         """The precision for which operand blocks are packed, empty where they never are."""
         step = self.step
         dtypes = (self.a.dtype, self.b.dtype, step.dtype)
@@ -220,7 +218,7 @@ class Product(NamedTuple):
         # The real numbers in them.
         narrow |= step.accumulate == "complex64" and "complex64" in map(str, dtypes[:2])
         scheme: str = scheme_of(step.precision, self.a.dtype, self.b.dtype)
-        if step.accumulate in DOUBLE and self._int8(cluster, gpu):
+        if int8 and str(self.a.dtype) in DOUBLE:
             return BY_RESIDUES
         able = gpu and all(scheme in device.packs for device in cluster.devices)
         return scheme if able and narrow else ""

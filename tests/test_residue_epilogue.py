@@ -28,15 +28,14 @@ AROUND = """
 typedef long long index_t;
 constexpr int TILE_N = @COLUMNS, SUMS = TILE_N / 2;
 @FUNCTIONS
-extern "C" __global__ void epilogue(const int* sums, unsigned char* d, index_t ldd, int modulus,
-                                    float inverse) {
+extern "C" __global__ void epilogue(const int* sums, @PARAMETERS) {
   int own[SUMS];
   const int thread = threadIdx.x, row = thread / 32 * 16 + thread % 32 / 4;
   for (int i = 0; i < SUMS; ++i) {
     const int column = i / 4 * 8 + thread % 4 * 2 + i % 2;
     own[i] = sums[(row + i / 2 % 2 * 8) * TILE_N + column];
   }
-  store(own, d + row * ldd, ldd, modulus, inverse);
+  @STORE
 }
 """
 #: Faults, of which each has to show: in the residue, in what lanes exchange, in where it is stored.
@@ -53,25 +52,7 @@ FAULTS = (
     ("8 * h * ldd", "h * ldd"),
     ("8 * (j + q)", "8 * j + q"),
 )
-
-
-#: With INTEGER: one warpgroup's sums, at the edges of D.
-OF_INTEGERS = """
-typedef long long index_t;
-constexpr int TILE_N = @COLUMNS, SUMS = TILE_N / 2;
-@FUNCTIONS
-extern "C" __global__ void epilogue(const int* sums, index_t m, index_t n, const int* p, int* d,
-                                    int as_float) {
-  int own[SUMS];
-  const int thread = threadIdx.x, row = thread / 32 * 16 + thread % 32 / 4;
-  for (int i = 0; i < SUMS; ++i) {
-    const int column = i / 4 * 8 + thread % 4 * 2 + i % 2;
-    own[i] = sums[(row + i / 2 % 2 * 8) * TILE_N + column];
-  }
-  const Results results{m, n, p, d, as_float != 0, n % 2 == 0};
-  results.store(own, row, 0);
-}
-"""
+#: The same with INTEGER: in what is added, and at the edges of D.
 INTEGER_FAULTS = (
     ("if (line >= m) continue;", ""),
     ("+ 8 * h;", "+ 4 * h;"),
@@ -83,6 +64,12 @@ INTEGER_FAULTS = (
 )
 
 
+def around(functions: str, parameters: str, store: str) -> str:
+    """A kernel that stores sums as these functions do."""
+    found = AROUND.replace("@COLUMNS", str(COLUMNS)).replace("@FUNCTIONS", functions)
+    return found.replace("@PARAMETERS", parameters).replace("@STORE", store)
+
+
 def text(old: str = "", new: str = "") -> str:
     """The functions behind the products, with a fault in them, and a kernel that calls them."""
     source = kernel_text("byte_mma.cu", {"TILE_N": COLUMNS, "SLOTS": 4, "BAND": 16})
@@ -92,8 +79,9 @@ def text(old: str = "", new: str = "") -> str:
     ]
     functions = "\n".join(found)
     assert not old or functions.count(old) == 1, f"plant the fault anew: {old}"
-    around = AROUND.replace("@COLUMNS", str(COLUMNS))
-    return around.replace("@FUNCTIONS", functions.replace(old, new))
+    parameters = "unsigned char* d, index_t ldd, int modulus, float inverse"
+    store = "store(own, d + row * ldd, ldd, modulus, inverse);"
+    return around(functions.replace(old, new), parameters, store)
 
 
 def sums(modulus: int, seed: int) -> np.ndarray:
@@ -154,8 +142,9 @@ def integer_text(old: str = "", new: str = "") -> str:
     source = kernel_text("byte_mma.cu", {"TILE_N": COLUMNS, "SLOTS": 4, "BAND": 16, "INTEGER": 1})
     struct = re.search(r"^struct Results \{.*?^\};$", source, re.DOTALL | re.M)[0]
     assert not old or struct.count(old) == 1, f"plant the fault anew: {old}"
-    around = OF_INTEGERS.replace("@COLUMNS", str(COLUMNS))
-    return around.replace("@FUNCTIONS", struct.replace(old, new))
+    parameters = "index_t m, index_t n, const int* p, int* d, int as_float"
+    store = "Results{m, n, p, d, as_float != 0, n % 2 == 0}.store(own, row, 0);"
+    return around(struct.replace(old, new), parameters, store)
 
 
 def wrong_integers(program) -> list[str]:

@@ -85,10 +85,15 @@ def launch(
         )  # fmt: skip
         byte_products.launch(device, m, n, slices, arguments, more, lower=lower)
         if slices > 1:
-            total = to.sum(axis=0, dtype=np.int32)
-            if p is not None:
-                total += p
-            d[...] = total
+            add_slices(to, p, d)
+
+
+def add_slices(sums: Array, p: Array, d: Array) -> None:
+    """D = the sums of all slices of k, and P, in int32."""
+    total = sums.sum(axis=0, dtype=np.int32)
+    if p is not None:
+        total += p
+    d[...] = total
 
 
 def _signed(x: Array) -> int:

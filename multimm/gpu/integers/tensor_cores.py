@@ -201,10 +201,7 @@ def _multiply(
     )  # fmt: skip
     kernel((grid, 1, 1), (config.threads, 1, 1), args, shared_mem=config.shared_bytes)
     if slices > 1:
-        total = to.sum(axis=0, dtype=np.int32)
-        if p is not None:
-            total += p
-        d[...] = total
+        int8_cores.add_slices(to, p, d)
 
 
 def config_for(

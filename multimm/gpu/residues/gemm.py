@@ -147,11 +147,8 @@ def _stretch(a: Array, b: Array, turns: Turns, lower: bool, **more: Any) -> Arra
     if (made := _planes(operands, summaries)) is None:
         return None
     tiles, how = made
-    left, right = (
-        x._replace(conj=c) for x, c in zip((operands[0], operands[-1]), conj, strict=True)
-    )
-    residues = multiplied(left, right, (tiles[0], tiles[-1]), lower=lower)
-    count = len(tiles[0])
+    left, right, count = operands[0], operands[-1], len(tiles[0])
+    residues = multiplied(left, right, (tiles[0], tiles[-1]), conj=conj, lower=lower)
     tiles.clear()
     note(Choice("residues", how, f"{count} products of bytes"))
     return joined(left, right, residues, **more)

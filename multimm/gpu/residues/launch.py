@@ -52,7 +52,6 @@ class Operand(NamedTuple):
     rows: int
     k: int
     format: Format
-    conj: bool  #: conjugates are multiplied
     squares: Array  #: of each row: the sum
     lowest: Array  #: the lowest bit
     scales: Array
@@ -87,7 +86,7 @@ def looked_at(x: Array, side: str, trans: bool, summary: Array) -> Operand:
     x, source = source_of(x, side, trans)
     rows, stack = source.rows, source.stack
     found = Operand(
-        x, stack.pointer, stack.ld, source.along_k, rows, source.k, of, False, cupy.empty(rows),
+        x, stack.pointer, stack.ld, source.along_k, rows, source.k, of, cupy.empty(rows),
         cupy.empty(rows, np.int32), cupy.empty(rows, np.int32),
         cupy.empty(of.system.parts * rows, np.uint64), summary,
     )  # fmt: skip
@@ -129,10 +128,13 @@ def rows_of(words: Void, k: int) -> Rows:
     return Rows(bool(words[3]), float(norm), float(most), tuple(float(x) / k for x in least[5:]))
 
 
-def multiplied(a: Operand, b: Operand, tiles: tuple[Array, Array], *, lower: bool = False) -> Array:
+def multiplied(
+    a: Operand, b: Operand, tiles: tuple[Array, Array], *,
+    conj: tuple[bool, bool] = (False, False), lower: bool = False,
+) -> Array:  # fmt: skip
     """Residues of A B': shape (planes, rows, columns), of which m rows and n columns count.
 
-    `lower`: what is above the diagonal may be anything.
+    `conj`: whose conjugates are multiplied. `lower`: what is above the diagonal may be anything.
     """
     import cupy
 
@@ -140,7 +142,7 @@ def multiplied(a: Operand, b: Operand, tiles: tuple[Array, Array], *, lower: boo
     made = cupy.empty((count, -(-m // ROWS) * ROWS, -(-n // COLUMNS) * COLUMNS), np.uint8)
     arguments = (
         a.slabs, np.int32(count), _moduli_of_products(a.format.system), tiles[0].data.ptr,
-        np.int32(a.conj), tiles[1].data.ptr, np.int32(b.conj), made.data.ptr, made.shape[2],
+        np.int32(conj[0]), tiles[1].data.ptr, np.int32(conj[1]), made.data.ptr, made.shape[2],
     )  # fmt: skip
     byte_products.launch(made.device.id, m, n, count, arguments, lower=lower)
     return made

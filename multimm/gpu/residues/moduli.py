@@ -101,15 +101,20 @@ def weights(system: System, count: int) -> tuple[tuple[tuple[Limbs, ...], ...], 
     parts = []
     for part in range(system.parts):
         found = []
-        for at, modulus in enumerate(system.moduli[:count]):
-            others = whole // modulus
-            divisor = others
-            if system.roots:
-                divisor *= 2 * (system.roots[at] if part else 1)
-            weight = others * pow(divisor, -1, modulus) % whole
+        for at in range(count):
+            weight = _weight(system, whole, part, at) % whole
             found.append(_limbs(weight - whole if 2 * weight > whole else weight))
         parts.append(tuple(found))
     return tuple(parts), _limbs(whole), 2.0 ** (2 * LIMB) / whole
+
+
+def _weight(system: System, whole: int, part: int, at: int) -> int:
+    """What a modulus's residue of a part is multiplied by, modulo P."""
+    modulus = system.moduli[at]
+    divisor = others = whole // modulus
+    if system.roots:
+        divisor *= 2 * (system.roots[at] if part else 1)
+    return others * pow(divisor, -1, modulus)
 
 
 def _limbs(number: int) -> Limbs:
@@ -148,14 +153,12 @@ def joined(system: System, planes: np.ndarray) -> list[np.ndarray]:
     totals: list[np.ndarray] = []
     for part in range(system.parts):
         total = 0
-        for at, modulus in enumerate(system.moduli[:count]):
+        for at in range(count):
             own = planes[system.parts * at].astype(object)
-            divisor = others = whole // modulus
             if system.roots:
                 other = planes[2 * at + 1].astype(object)
                 own = own - other if part else own + other
-                divisor *= 2 * (system.roots[at] if part else 1)
-            total = total + own * (others * pow(divisor, -1, modulus))
+            total = total + own * _weight(system, whole, part, at)
         total = total % whole
         totals.append(np.where(2 * total > whole, total - whole, total))
     return totals
