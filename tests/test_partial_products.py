@@ -174,6 +174,15 @@ def test_partial_products_are_added_before_they_are_rounded(dtype, alpha):
         np.testing.assert_array_equal(c, precise.astype(dtype))
 
 
+def test_one_gpu_joins_no_large_chunks_that_ordinary_blocks_are():
+    """Two ranges of k, each a block of its own: to join them would take as much memory again."""
+    side, k = 16384, 262144
+    a = MatrixSpec((side, k), chunks=((side,), (k // 2,) * 2), owners=(0, 0))
+    b = MatrixSpec((k, side), chunks=((k // 2,) * 2, (side,)), owners=(0, 0))
+    plan = plan_matmul(Problem(a, b), gpus(1))
+    assert plan.peak_bytes < 1.2 * (a.nbytes + b.nbytes)
+
+
 def test_what_is_joined_for_a_product_is_let_go_before_the_next():
     chunks = [np.ones((1000, 200), "float32") for _ in range(16)]
     other = np.ones((400, 4), "float32")

@@ -326,7 +326,9 @@ def _sends_sums(layout: Schedule) -> bool:
 def _joins_nothing(layout: Schedule) -> bool:
     """Whether all chunks are multiplied by themselves, by a matrix no larger than one of them."""
     own, parts = layout.in_place, layout.partial_products
-    if own is None or parts is None or parts.totals.sub_blocks:
+    if own is None:
+        return not (layout.operands.cut_within or layout.operands.cut_again)
+    if parts is None or parts.totals.sub_blocks:
         return False
     largest = max(parts.rows) * max(parts.columns)
     return 0 < parts.alone <= largest and own.sent.nbytes <= largest * own.laid.itemsize
