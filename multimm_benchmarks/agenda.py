@@ -16,7 +16,7 @@ from multimm.gpu.kernel_selection import PRECISIONS, SINGLE
 from multimm.planning.spec import H200
 from multimm_benchmarks.peers import PEERS, system
 from multimm_benchmarks.peers.base import Machine
-from multimm_benchmarks.records import Record
+from multimm_benchmarks.records import LEFT_OUT, Record
 from multimm_benchmarks.sweep_cases import KINDS, SIZES, Product, Sizes, chosen, products
 
 COUNTS = (1, 2, 4, 8)
@@ -292,7 +292,7 @@ def _too_long(asked: Asked, one: Any, product: Product, machine: Machine) -> str
     seconds = one.longest * product.flops / (gflops * 1e9)
     if asked.longest is None or seconds <= asked.longest:
         return ""
-    return f"a run may take {seconds:.0f} s, more than --longest {asked.longest:g}"
+    return f"a run may take {seconds:.0f} s, {LEFT_OUT} {asked.longest:g}"
 
 
 def check_disk(folder: Path) -> None:

@@ -34,6 +34,8 @@ KNOWN_SCHEMAS = (1, 2)
 
 #: Why a case has no figure whose sweep was closed before it came to it.
 INTERRUPTED = "the sweep was interrupted"
+#: ... and in the reason of what it was asked to leave out.
+LEFT_OUT = "more than --longest"
 
 #: The keys of a record, in the order in which they are written. Those of RUN are shared.
 RUN = ("commit", "date", "machine", "versions")

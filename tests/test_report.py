@@ -72,7 +72,8 @@ def test_sweeps_are_one(tmp_path, monkeypatch):
     assert [r["tflops"] for r in found if r["detail"]["workers"] == 2] == [7.0]
     monkeypatch.setenv("MULTIMM_COMMIT", "c2")
     lost = without_result("strong square 65536", "multimm", 2, "failed", "out of memory")
-    save(tmp_path, [first[0] | {"tflops": 8.0}, lost], "2026-01-03T00:00:00Z")
+    long = without_result("strong square 65536", "multimm", 4, "absent", "more than --longest 6")
+    save(tmp_path, [first[0] | {"tflops": 8.0}, lost, long], "2026-01-03T00:00:00Z")
     found = Runs(tmp_path).of("scaling")
     ours = {r["detail"]["workers"]: (r["detail"]["status"], r["commit"]) for r in found}
     assert ours == {1: ("done", "c2"), 2: ("failed", "c2"), 4: ("done", "c1")}

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 from multimm.errors import OptionError
 from multimm.gpu.kernel_selection import PRECISIONS
 from multimm_benchmarks.agenda import key_of
-from multimm_benchmarks.records import INTERRUPTED, RESULTS, Record, load
+from multimm_benchmarks.records import RESULTS, Record, load
 from multimm_benchmarks.report.formats import Rows, markdown, short
+from multimm_benchmarks.report.sweep import not_come_to
 from multimm_benchmarks.sweep_cases import KINDS
 
 SCALING = "scaling"
@@ -90,7 +91,7 @@ def _together(older: list[Record], newer: list[Record]) -> list[Record]:
         if other is None:
             fits = fits or same  # also of why it was not measured
         else:
-            failed = record["system"] == "multimm" and not same and not _not_come_to(other)
+            failed = record["system"] == "multimm" and not same and not not_come_to(other)
             fits = fits and not _measured(other) and not failed
         if fits:
             found[key_of(record)] = record
@@ -114,11 +115,6 @@ _JOINED = {SCALING: _together, "dtypes": _of_a_day}
 
 def _measured(record: Record) -> bool:
     return bool(record["detail"]["status"] == "done")
-
-
-def _not_come_to(record: Record) -> bool:
-    """Whether a sweep was closed before it came to it: nothing has failed."""
-    return bool(record["detail"].get("reason") == INTERRUPTED)
 
 
 def _software(record: Record) -> tuple[object, ...]:

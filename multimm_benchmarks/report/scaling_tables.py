@@ -12,13 +12,18 @@ from multimm_benchmarks.report.style import look
 
 
 def rates(records: list[Record]) -> str:
-    """Rates by workers; of ours, the share of what the workers reach each on its own."""
+    """Rates by workers; of ours, the share of what the workers reach each on its own.
+
+    Who was measured nowhere has no row: `peers` says why.
+    """
     counts, scale = sorted({sweep.workers(r) for r in records}), sweep.scale(records)
     rows: Rows = []
     for case in sweep.cases(records):
         here = [r for r in records if r["case"] == case]
         for name in dict.fromkeys(sweep.system(r) for r in here):
             at = {sweep.workers(r): r for r in here if sweep.system(r) == name}
+            if all(r["detail"]["status"] == "absent" for r in at.values()):
+                continue
             error = _largest(at, "rel_error")
             cells = [_rate(at.get(count), scale) for count in counts]
             rows.append((case, look(name).label, *cells, error))
@@ -42,7 +47,7 @@ def _stalls(records: list[Record]) -> Iterator[str]:
 
 
 def _rate(entry: Record | None, scale: sweep.Scale) -> str:
-    if entry is None:
+    if entry is None or sweep.not_come_to(entry):
         return ""
     if entry["detail"]["status"] != "done":
         return str(entry["detail"]["status"])

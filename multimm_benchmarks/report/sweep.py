@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from multimm_benchmarks.records import Record
+from multimm_benchmarks.records import INTERRUPTED, LEFT_OUT, Record
 from multimm_benchmarks.report.style import look
 
 
@@ -75,6 +75,12 @@ def _keeps(promised: str, name: str) -> bool:
 def done(records: Iterable[Record]) -> list[Record]:
     """Those that have a time; failed and absent ones have none."""
     return [r for r in records if r["detail"]["status"] == "done"]
+
+
+def not_come_to(entry: Record) -> bool:
+    """Whether a sweep was closed before it came to it, or left it out: nothing has failed."""
+    reason = entry["detail"].get("reason", "")
+    return reason == INTERRUPTED or LEFT_OUT in reason
 
 
 def workers(entry: Record) -> int:
