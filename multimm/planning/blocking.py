@@ -134,9 +134,8 @@ def _blocks(
     along = rows if halves else grid.p_m
     m_blocks = choose_side(problem, -2, rows, along, block_m, keep, most.m)
     band = ceil_div(parallel * len(m_blocks), grid.p_m)
-    if halves:
-        blocks = batch, m_blocks, m_blocks, k_k_tiles
-        return Schedule(problem, grid, *blocks, band, mirrors=True, k_parts=k_parts, alone=alone)
-    n_blocks = choose_side(problem, -1, cols, grid.p_n, block_n, keep, most.n)
+    n_blocks = m_blocks
+    if not halves:
+        n_blocks = choose_side(problem, -1, cols, grid.p_n, block_n, keep, most.n)
     blocks = batch, m_blocks, n_blocks, k_k_tiles
-    return Schedule(problem, grid, *blocks, band, k_parts=k_parts, alone=alone)
+    return Schedule(problem, grid, *blocks, band, mirrors=halves, k_parts=k_parts, alone=alone)

@@ -150,9 +150,7 @@ class Cyclic:
     @cached_property
     def most_rows(self) -> int:
         """Rows of C, over all matrices, of the busiest row of the plane."""
-        if self.table:
-            return max(map(sum, self._shares(self.row_sizes)))
-        return largest_share(self.row_sizes, self.p_m)
+        return max(map(sum, self._shares(self.row_sizes)))
 
     @property
     def most_blocks(self) -> int:
