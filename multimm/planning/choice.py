@@ -118,11 +118,6 @@ def plan_matmul(
     options = options or Options()
     refuse_the_hopeless(problem, cluster, options)
     refuse_storage_chunks(problem, cluster)
-    return _best(problem, cluster, precision, options)
-
-
-def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Options) -> MatmulPlan:
-    """The fastest plan of any kind."""
     asked = problem, options
     # 1. A small product is one task: moving it costs less than scheduling it.
     if not options.given and is_small(problem, cluster):
