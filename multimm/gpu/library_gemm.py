@@ -205,18 +205,23 @@ def _product(
     else:
         left = (a.swapaxes(-1, -2) if trans[0] else a).astype(dtype, copy=False)
         right = (b.swapaxes(-1, -2) if trans[1] else b).astype(dtype, copy=False)
-        total = (_by_columns if dtype.char in WITHOUT_BLAS else xp.matmul)(left, right)
-        total = total.astype(dtype, copy=False)
+        if dtype.char in WITHOUT_BLAS:
+            total = _by_columns(left, right, shape)
+        else:
+            total = xp.matmul(left, right).astype(dtype, copy=False)
     if more["partial"] is not None:
         total += more["partial"].astype(dtype, copy=False)
     return total
 
 
-def _by_columns(a: Array, b: Array) -> Array:
+def _by_columns(a: Array, b: Array, shape: tuple[int, ...]) -> Array:
     """a @ b by NumPy's own loop, of a few columns of b at a time, copied one after the other."""
-    parts = (b[..., at : at + COLUMNS] for at in range(0, b.shape[-1], COLUMNS))
-    columns = (part.swapaxes(-1, -2).copy().swapaxes(-1, -2) for part in parts)
-    return np.concatenate([a @ own for own in columns], axis=-1)
+    made = np.empty(shape, a.dtype)
+    for start in range(0, shape[-1], COLUMNS):
+        at = slice(start, start + COLUMNS)
+        columns = b[..., at].swapaxes(-1, -2).copy()
+        np.matmul(a, columns.swapaxes(-1, -2), out=made[..., at])
+    return made
 
 
 def _tree(parts: Sequence[Array]) -> Array:
