@@ -23,7 +23,6 @@ from multimm.gpu.kernel_selection import DOUBLE, Precision, check_held
 from multimm.gpu.problem import check_beta
 from multimm.gpu.residues.formats import FORMATS
 from multimm.graph.array import build
-from multimm.graph.block_task import Key
 from multimm.graph.data_location import (
     block_keys,
     makers_of,
@@ -274,7 +273,7 @@ class Product(NamedTuple):
         if addresses := owners_of(x, cluster.workers):  # of a product that is still lazy
             owners = cluster.ranks(addresses)
         else:
-            held = [holders.get(key, ()) for key in _asked_for(x)]
+            held = [holders.get(key, ()) for key in source_keys(x)]
             owners = where_blocks_lie(held, cluster.addresses)
             awaited = not (owners and block_keys(x))
         if not owners and cluster.workers > 1 and not _rereadable(x):
@@ -422,11 +421,6 @@ def ask(cluster: ClusterSpec | None, arrays: Sequence[Array]) -> Answer:
     on_paper = cluster is not None and not cluster.addresses
     if client is None or on_paper:
         return Answer(cluster, {})
-    keys = dict.fromkeys(key for x in arrays if is_dask(x) for key in _asked_for(x))
+    keys = dict.fromkeys(key for x in arrays if is_dask(x) for key in source_keys(x))
     workers, holders = listed_with(client, list(keys))
     return Answer(cluster or described(client, workers), holders)
-
-
-def _asked_for(x: Array) -> list[Key]:
-    """The keys of blocks in memory that an array consists of, or is computed of one by one."""
-    return block_keys(x) or source_keys(x)

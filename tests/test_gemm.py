@@ -276,3 +276,15 @@ def test_add_partials_is_a_fixed_tree():
     assert library_gemm.add_partials(parts)[0, 0] == (one + tiny + (tiny + tiny)) + tiny
     assert library_gemm.add_partials(parts[:4])[0, 0] == one_ulp
     assert parts[0] + parts[1] + parts[2] + parts[3] == one  # one after the other loses all
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
+@pytest.mark.parametrize("columns", [library_gemm.COLUMNS, library_gemm.COLUMNS + 1, 3])
+def test_long_doubles_have_the_bits_of_numpys_own_loop(dtype, columns):
+    """They are multiplied some columns at a time; no sum is made in another order for it."""
+    assert np.dtype(dtype).char in library_gemm.WITHOUT_BLAS
+    rng = np.random.default_rng(1)
+    a, b = (rng.random(shape).astype(dtype) / 3 for shape in ((2, 4, 5), (2, 5, columns)))
+    same_bits(library_gemm.gemm(a, b), a @ b)
+    turned = {"trans_a": True, "trans_b": True}
+    same_bits(library_gemm.gemm(a.swapaxes(1, 2), b.swapaxes(1, 2), **turned), a @ b)

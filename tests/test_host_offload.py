@@ -30,8 +30,9 @@ from multimm.graph.label import Kind
 from multimm.graph.lowering.host_downloads import below_download
 from multimm.graph.lowering.rechunk import upload_sub_blocks
 from multimm.graph.tasks import host_offload
-from multimm.graph.tasks.host_offload import _beside_other_tasks, on_device, upload
+from multimm.graph.tasks.host_offload import on_device, upload
 from multimm.graph.tasks.sub_blocks import SubBlocks
+from multimm.graph.tasks.worker_thread import beside_other_tasks
 from multimm.io import open_array
 from multimm.planning.cost import host_transfers
 from multimm.planning.spec import H200
@@ -292,7 +293,7 @@ def test_others_run_beside_a_task_that_waits_for_the_link():
         assert not waits.done()
         LET_GO.set()
         assert waits.result(timeout=20) == 2
-    with _beside_other_tasks():  # nothing to give way to here
+    with beside_other_tasks(host_offload._waiting):  # nothing to give way to here
         pass
 
 
@@ -301,7 +302,7 @@ LET_GO = threading.Event()
 
 def _beside():
     for _ in range(2):
-        with _beside_other_tasks():
+        with beside_other_tasks(host_offload._waiting):
             LET_GO.wait(20)
     return 2
 

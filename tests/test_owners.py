@@ -267,8 +267,9 @@ def test_what_is_computed_block_by_block_of_blocks_in_memory_stays_there(client,
 
 
 def planned(grid, a, b):
-    layout = lay_out(Problem(a, b), cpus(4), grid, Options(blocks=24, slabs=48))
-    return MatmulPlan(layout, cpus(4), "float32", "by hand", "")
+    asked = Problem(a, b), Options(blocks=24, slabs=48)
+    layout = lay_out(asked[0], cpus(4), grid, asked[1])
+    return MatmulPlan(layout, cpus(4), "float32", "by hand", "", asked)
 
 
 def tall_and_wide():

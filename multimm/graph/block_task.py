@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, NamedTuple, Self, TypeVar
 
 from dask._task_spec import GraphNode, Task, TaskRef
@@ -154,15 +155,17 @@ class BlockTask(LabelledTask):
         return str(name).endswith(self.label.product)
 
     def substitute(self, subs: Mapping[Key, Any], key: Key | None = None) -> Self:
-        """The same task of other inputs, or under another key, which its place knows as well."""
+        """The same task of other inputs, or under another key, which its place knows as well.
+
+        Of a task in place of an input, it knows the inputs.
+        """
         made: Self = super().substitute(subs, key)  # type: ignore[assignment, arg-type]
-        new = {old: subs[old] for old in self.dependencies & subs.keys()}
-        new = {old: x.key if isinstance(x, TaskRef) else x for old, x in new.items()}
-        # What is put in place of an input itself, and is no key, has no place.
-        new = {old: x for old, x in new.items() if not isinstance(x, GraphNode)}
-        if made is not self and new:
+        put = {old: subs[old] for old in self.dependencies & subs.keys()}
+        if made is not self and put:
+            new = {old: _keys(x) for old, x in put.items()}
             inputs = tuple((owner, _renamed(keys, new)) for owner, keys in self.place.inputs)
             made.place = self.place._replace(inputs=inputs)
+            new |= {old: () for old, x in put.items() if isinstance(x, GraphNode)}
             made.sizes = tuple((shape, _renamed(keys, new)) for shape, keys in self.sizes)
         return made
 
@@ -175,8 +178,15 @@ def within(task: Task, func: Callable[..., Block], *first: Any, key: Key | None 
     return type(task)(task.key if key is None else key, func, *args, **task.kwargs, **more)
 
 
-def _renamed(keys: tuple[Key, ...], new: Mapping[Key, Key]) -> tuple[Key, ...]:
-    return tuple(new.get(key, key) for key in keys)
+def _keys(put: Any) -> Iterable[Key]:
+    """What is needed where a key, a reference or a task stands."""
+    if isinstance(put, GraphNode):
+        return put.dependencies
+    return (put.key if isinstance(put, TaskRef) else put,)
+
+
+def _renamed(keys: tuple[Key, ...], new: Mapping[Key, Iterable[Key]]) -> tuple[Key, ...]:
+    return tuple(chain.from_iterable(new.get(key, (key,)) for key in keys))
 
 
 def check_shape(block: Block, planned: Shape, key: Key = None, of: str = "an operand") -> None:

@@ -218,9 +218,9 @@ def _keys_below(array: da.Array, name: str, blocks: tuple[int, ...]) -> list[Key
 
 
 def source_keys(array: da.Array) -> list[Key]:
-    """The keys of the futures that a lazy array is computed of, block by block, such as ``x - 1``.
+    """`block_keys` of an array, or of one that it is computed of block by block, such as ``x - 1``.
 
-    None where there are no such futures: row by row otherwise.
+    None where there are no such futures.
     """
     for name, numbers in below(array):
         if numbers is None and (keys := _keys_below(array, name, array.numblocks)):

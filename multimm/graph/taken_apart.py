@@ -44,16 +44,14 @@ def of_stored_blocks(array: da.Array) -> da.Array:
     own = {key: flat[key] for key, uses in used.items() if _made_by_users(flat[key], uses, most)}
     if not own:
         return array
-    tasks = {key: _with_inputs_made(task, own) for key, task in layer.items()}
+    tasks = {key: task.substitute(own) for key, task in layer.items()}
     layers[array.name] = ProductLayer(tasks, layer.owners, layer.workers)
     for name in sources:
         if layers[name].keys() & own.keys():
             needs[array.name] |= needs[name]
         if used.keys() & layers[name].keys() <= own.keys():
             needs[array.name].discard(name)
-            if not any(name in others for others in needs.values()):
-                del layers[name], needs[name]
-    return da.Array(HighLevelGraph(layers, needs), array.name, array.chunks, meta=array._meta)
+    return _of_layers(layers, needs, array)
 
 
 def _made_by_users(task: Task, uses: int, most: int) -> bool:
@@ -65,17 +63,13 @@ def _made_by_users(task: Task, uses: int, most: int) -> bool:
     return change.where is None and (uses <= most or change.views)
 
 
-def _with_inputs_made(task: BlockTask, made_here: Mapping[Key, Task]) -> BlockTask:
-    own = {key: made_here[key] for key in task.dependencies if key in made_here}
-    if not own:
-        return task
-    made = task.substitute(own)
-    new = {key: one.args[0].key for key, one in own.items()}
-    inputs = tuple(
-        (owner, tuple(new.get(key, key) for key in keys)) for owner, keys in task.place.inputs
-    )
-    made.place = task.place._replace(inputs=inputs)
-    return made
+def _of_layers(
+    layers: Mapping[str, Any], needs: Mapping[str, set[str]], array: da.Array
+) -> da.Array:
+    """The same array, of those of the layers that it needs, in their order."""
+    kept = HighLevelGraph(layers, needs).cull_layers([array.name]).dependencies
+    graph = HighLevelGraph({name: x for name, x in layers.items() if name in kept}, kept)
+    return da.Array(graph, array.name, array.chunks, meta=array._meta)
 
 
 def with_makers(array: da.Array, own: Collection[str], several: bool) -> da.Array:
@@ -107,9 +101,8 @@ def with_makers(array: da.Array, own: Collection[str], several: bool) -> da.Arra
             layers[name] = ProductLayer(left, (), below.workers, below.reads)
             if not left:
                 needs[array.name].remove(name)
-                del layers[name], needs[name]
     layers[array.name] = layer
-    return da.Array(HighLevelGraph(layers, needs), array.name, array.chunks, meta=array._meta)
+    return _of_layers(layers, needs, array)
 
 
 def _after_makers(below: ProductLayer, layer: ProductLayer, several: bool) -> dict[Key, BlockTask]:
@@ -178,13 +171,9 @@ def by_its_tasks(array: da.Array) -> da.Array:
         _, change = outer.args
         tasks[outer.key] = within(below[key], then, change, key=outer.key)
     owners = tuple(below.owners[number] for number in layer.numbers) if below.owners else ()
-    layers: dict[str, Any] = dict(array.dask.layers)
+    layers = {**array.dask.layers, array.name: ProductLayer(tasks, owners, below.workers)}
     needs = {**array.dask.dependencies, array.name: array.dask.dependencies[layer.source]}
-    layers[array.name] = ProductLayer(tasks, owners, below.workers)
-    for found in (layers, needs):
-        del found[layer.source]
-    graph = HighLevelGraph(layers, needs)
-    return da.Array(graph, array.name, array.chunks, meta=array._meta)
+    return _of_layers(layers, needs, array)
 
 
 def then(change: Any, func: Callable[..., Block], *args: Any, **kwargs: Any) -> Block:

@@ -75,7 +75,7 @@ class Keys:
 
     def partial_product(self, work: OwnerComputes, number: int, across: int) -> Key:
         """The key of a partial product of a block of C; C's own key if it is all of the block."""
-        output_tile = number // work.partial_products.workers
+        output_tile = number // work.workers
         if len(work.output_tiles[output_tile]) == 1:
             return (self.name("matmul"), *work.of(output_tile, across))
         return (self.name("partial_product"), *work.of(number, across))

@@ -113,7 +113,7 @@ def _rounded(number: int) -> int:
 
 def _blocks_that_fit(plan: MatmulPlan) -> Iterator[str]:
     """Other blocks than were given, or smaller ones than are planned by themselves."""
-    options = plan.asked[1] if plan.asked else Options()
+    _, options = plan.asked
     if options.given:
         names = [f"{x}=" for x in ("blocks", "slabs", "p_k") if getattr(options, x) is not None]
         if _does(plan, plan.cluster, Options()):
@@ -131,7 +131,7 @@ def _blocks_that_fit(plan: MatmulPlan) -> Iterator[str]:
 
 def _does(plan: MatmulPlan, cluster: ClusterSpec, options: Options | None = None) -> bool:
     """Whether the same product fits in these workers, in these blocks or those that were given."""
-    problem, asked = plan.asked or (plan.layout.problem, Options())
+    problem, asked = plan.asked
     # Half of C is assigned block by block, which takes long; all of it needs about as much memory.
     problem = replace(problem, symmetric=False)
     with suppress(MemoryBudgetError):

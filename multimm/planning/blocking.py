@@ -24,14 +24,14 @@ from multimm.planning.tiling.boundaries import (
 from multimm.planning.tiling.counts import (
     AS_USUAL,
     CHAINS,
+    EDGE,
+    LEAST_EDGE,
     LONGEST,
     Cut,
     bounds_blocks,
     count_c,
     count_k_tiles,
     most_of,
-    usual_edges,
-    without_blas,
 )
 from multimm.planning.tiling.grid import Blocks, Grid, ceil_div
 
@@ -49,8 +49,8 @@ def lay_out(
     Workers without a place in `grid` count for nothing.
     """
     cluster = cluster.first(grid.workers)
-    edge, least = usual_edges(problem, cluster)
-    least //= 2
+    kind = cluster.slowest.kind
+    edge, least = EDGE[kind], LEAST_EDGE[kind] // 2
     layout = _blocks(problem, cluster, grid, options, edge, cut, k_parts)
     held = memory.held(layout, cluster)
     if layout.operands.packed and not all(problem.rereadable) and memory.excess(held, cluster):
@@ -114,7 +114,7 @@ def _blocks(
     cut: Cut,
     k_parts: Blocks,
 ) -> Schedule:
-    least = min(edge, usual_edges(problem, cluster)[1])
+    least = min(edge, LEAST_EDGE[cluster.slowest.kind])
     as_given = cut.given and problem.batch_chunked
     wanted = CHAINS * cluster.threads * grid.p_m
     most = most_of(problem, cluster)
@@ -123,10 +123,8 @@ def _blocks(
     parallel = prod(len(blocks) for blocks in batch)
     chains = cluster.threads * (CHAINS if grid.workers > 1 else 1)
     counts = count_c(problem, grid, parallel, chains, edge, least, cut, most.c)
-    loops = without_blas(problem, cluster)
-    k_tiles = count_k_tiles(problem, grid, counts, edge, least, _no_longer(cut) if loops else cut)
-    keep = least if cut.given or (loops and _longest_chunk(problem) <= edge) else 0
-    keep = keep if cut.joined else AS_GIVEN
+    k_tiles = count_k_tiles(problem, grid, counts, edge, least, cut)
+    keep = (least if cut.joined else AS_GIVEN) if cut.given else 0
     if k_parts and cut.given:
         k_k_tiles = choose_parts(problem, k_parts, k_tiles, keep)
     else:
@@ -136,18 +134,8 @@ def _blocks(
     along = rows if halves else grid.p_m
     m_blocks = choose_side(problem, -2, rows, along, block_m, keep, most.m)
     band = ceil_div(parallel * len(m_blocks), grid.p_m)
-    if halves:
-        blocks = batch, m_blocks, m_blocks, k_k_tiles
-        return Schedule(problem, grid, *blocks, band, mirrors=True, k_parts=k_parts, alone=alone)
-    n_blocks = choose_side(problem, -1, cols, grid.p_n, block_n, keep, most.n)
+    n_blocks = m_blocks
+    if not halves:
+        n_blocks = choose_side(problem, -1, cols, grid.p_n, block_n, keep, most.n)
     blocks = batch, m_blocks, n_blocks, k_k_tiles
-    return Schedule(problem, grid, *blocks, band, k_parts=k_parts, alone=alone)
-
-
-def _no_longer(cut: Cut) -> Cut:
-    """With k-tiles no longer than usual."""
-    return cut._replace(k_tiles=max(1, cut.k_tiles))
-
-
-def _longest_chunk(problem: Problem) -> int:
-    return max(map(max, (*problem.a.chunks[-2:], *problem.b.chunks[-2:])))
+    return Schedule(problem, grid, *blocks, band, mirrors=halves, k_parts=k_parts, alone=alone)

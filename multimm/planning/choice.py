@@ -118,17 +118,13 @@ def plan_matmul(
     options = options or Options()
     refuse_the_hopeless(problem, cluster, options)
     refuse_storage_chunks(problem, cluster)
-    return replace(_best(problem, cluster, precision, options), asked=(problem, options))
-
-
-def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Options) -> MatmulPlan:
-    """The fastest plan of any kind."""
+    asked = problem, options
     # 1. A small product is one task: moving it costs less than scheduling it.
     if not options.given and is_small(problem, cluster):
         layout = _one_block(problem)
         alone = cost_time.seconds(layout, cluster, 0)["block products"]
         reason = f"it takes {duration(alone)} on one worker"
-        return MatmulPlan(layout, cluster, precision, "one task", reason)
+        return MatmulPlan(layout, cluster, precision, "one task", reason, asked)
     # 2. Otherwise workers are numbered as operands lie on them, and blocks may stay there.
     problem, cluster = renumbered(problem, cluster)
     as_they_come = {} if options.given else _as_they_come(problem, cluster)
@@ -145,7 +141,7 @@ def _best(problem: Problem, cluster: ClusterSpec, precision: str, options: Optio
         ranks = (with_fewer(problem, cluster, options, all_work) or found) | placed
     # 3. One of them is preferred.
     best = _preferred(ranks, cluster)
-    plan = MatmulPlan(best, cluster, precision, strategy_name(best), "")
+    plan = MatmulPlan(best, cluster, precision, strategy_name(best), "", asked)
     plan = replace(plan, reason=_reason(plan, ranks, all_work.seconds))
     logger.debug("%s", plan)
     return plan
@@ -228,8 +224,7 @@ def in_one_task(problem: Problem, cluster: ClusterSpec, precision: str) -> Matmu
     """All of a product of operands in host memory as one task, whose steps follow each other."""
     layout = replace(_one_block(replace(problem, in_one=True)), pack_once=False)
     reason = "copies to a GPU and back take less than further tasks"
-    asked = problem, Options()
-    return MatmulPlan(layout, cluster, precision, "one task", reason, asked)
+    return MatmulPlan(layout, cluster, precision, "one task", reason, (problem, Options()))
 
 
 def _one_block(problem: Problem) -> Schedule:

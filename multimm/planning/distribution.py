@@ -76,25 +76,18 @@ class Distribution:
     @cached_property
     def rechunk(self) -> Rechunk:
         """What it takes to bring operands and C into these blocks, by what is expected of any."""
-        found = []
-        for role in self.cut_apart:
-            spec, blocks = self.spec(role), self.schedule.operand_chunks(role)
-            beyond, away = self.schedule.lies_beyond(role), self.away(role)
-            found.append(rechunk.once(spec, blocks, self.grid.workers, beyond=beyond, away=away))
-        found += map(self._within, self.cut_within)
-        if self.schedule.cuts_c:
-            spec, blocks = self.spec("c"), self.schedule.operand_chunks("c")
-            beyond = self.schedule.lies_beyond("c")
-            found.append(rechunk.added(spec, blocks, self.grid.workers, beyond=beyond))
+        found, workers = [], self.grid.workers
+        uses = {"a": len(self.schedule.n_blocks), "b": len(self.schedule.row_sizes)}
+        for role in (*self.cut_again, *"c" * self.schedule.cuts_c):
+            cut = self.spec(role), self.schedule.operand_chunks(role)
+            beyond = self.schedule.lies_beyond(role)
+            if role == "c":
+                found.append(rechunk.added(*cut, workers, beyond=beyond))
+            elif role in self.cut_apart:
+                found.append(rechunk.once(*cut, workers, beyond=beyond, away=self.away(role)))
+            else:
+                found.append(rechunk.within(*cut, uses[role], beyond=beyond))
         return Rechunk.of_all(found)
-
-    def _within(self, role: str) -> Rechunk:
-        """The same of an operand that products cut."""
-        uses = {"a": len(self.schedule.n_blocks), "b": len(self.schedule.row_sizes)}[role]
-        beyond = self.schedule.lies_beyond(role)
-        return rechunk.within(
-            self.spec(role), self.schedule.operand_chunks(role), uses, beyond=beyond
-        )
 
     @cached_property
     def packed(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from math import prod
 from operator import ne
 from typing import TYPE_CHECKING
@@ -46,6 +46,7 @@ class OwnerComputes:
         self, schedule: Schedule, partial_products: PartialProducts, plain: Cyclic
     ) -> None:
         self.schedule, self.partial_products, self.plain = schedule, partial_products, plain
+        self.workers = partial_products.workers
         #: What is taken where it lies, and what travels to all who need it.
         self.large, self.small = "ba" if partial_products.by_columns else "ab"
         self.cut_within = (self.large,)  # each task joins rows of chunks for itself
@@ -70,11 +71,8 @@ class OwnerComputes:
 
     def of(self, partial_product: int, across: int) -> tuple[int, int]:
         """Block row and block column of a partial product."""
-        return (
-            (across, partial_product)
-            if self.partial_products.by_columns
-            else (partial_product, across)
-        )
+        at = across, partial_product
+        return at if self.partial_products.by_columns else at[::-1]
 
     def cell(self, row: int, j: int) -> tuple[int, int]:
         """Of a block of C, the partial product whose maker joins it."""
@@ -91,16 +89,15 @@ class OwnerComputes:
     @cached_property
     def output_tiles(self) -> tuple[tuple[int, ...], ...]:
         """The partial products of each output tile of C, without those of nobody."""
-        workers, lengths = self.partial_products.workers, self.partial_products.lengths
+        workers, lengths = self.workers, self.partial_products.lengths
         turns = (range(start, start + workers) for start in range(0, len(lengths), workers))
         return tuple(tuple(at for at in turn if lengths[at]) for turn in turns)
 
     @property
     def sides(self) -> tuple[Blocks, Blocks]:
         """Rows and columns of C's blocks."""
-        joined = self.partial_products.heights
-        by_columns = self.partial_products.by_columns
-        return (self.across, joined) if by_columns else (joined, self.across)
+        sides = self.across, self.partial_products.heights
+        return sides if self.partial_products.by_columns else sides[::-1]
 
     @cached_property
     def joined(self) -> tuple[tuple[int, int], ...]:
@@ -119,10 +116,7 @@ class OwnerComputes:
 
     def spread(self, workers: int) -> bool:
         """Whether several workers make partial products; else Dask decides on one."""
-        return (
-            len({number % workers for output_tile in self.output_tiles for number in output_tile})
-            > 1
-        )
+        return len({number % workers for number in chain(*self.output_tiles)}) > 1
 
     @property
     def most_joined(self) -> int:
@@ -136,15 +130,13 @@ class OwnerComputes:
 
     @cached_property
     def _of_owners(self) -> tuple[int, int]:
-        joined, received = Counter[int](), Counter[int]()
+        joined, received, parts = Counter[int](), Counter[int](), self.partial_products
         for output_tile, across in self.joined:
-            owner = self.joining(output_tile) % self.partial_products.workers
-            joined[owner] += self.partial_products.heights[output_tile] * self.across[across]
-            for partial_product in self.output_tiles[output_tile]:
-                if partial_product % self.partial_products.workers != owner:
-                    received[owner] += (
-                        self.partial_products.lengths[partial_product] * self.across[across]
-                    )
+            owner = self.joining(output_tile) % self.workers
+            joined[owner] += parts.heights[output_tile] * self.across[across]
+            for number in self.output_tiles[output_tile]:
+                if number % self.workers != owner:
+                    received[owner] += parts.lengths[number] * self.across[across]
         return max(joined.values(), default=0), max(received.values(), default=0)
 
     @property
@@ -239,7 +231,7 @@ class OwnerComputes:
         The latter for all of its tasks at once: 51 chunks of 134 MB took a worker 0.1 s more than
         their bytes would, which its products did not hide.
         """
-        small, workers = self.sent, self.partial_products.workers
+        small, workers = self.sent, self.workers
         chunks = self.coalesced_transfers or self.share_of_k * small.blocks
         away = 1 - 1 / workers if chunks >= workers else 1
         moved = sum(map(ne, self.laid.owners, self.partial_products.at)) / workers
@@ -266,7 +258,7 @@ class OwnerComputes:
         k, small = self.schedule.problem.k, self.sent
         of_small = max(self.across) * k * small.itemsize
         if self.partial_products.coalesced:
-            of_small = small.fullest or small.nbytes // self.partial_products.workers
+            of_small = small.fullest or small.nbytes // self.workers
         of_large = max(self.partial_products.lengths) * k * self.laid.itemsize
         return {self.small: of_small, self.large: of_large}
 
@@ -286,4 +278,4 @@ class OwnerComputes:
     def owner_of_small(self, chunk: int) -> int:
         """The worker with a chunk of the small matrix: where it lies, or in turn."""
         owners = self.sent.owners
-        return owners[chunk] if owners else chunk % self.partial_products.workers
+        return owners[chunk] if owners else chunk % self.workers

@@ -37,33 +37,8 @@ class MatmulPlan:
         ``"float32"``, ``"ieee"``, ``"tf32"`` or ``"float64"``.
     strategy, reason : str
         What was chosen, and why.
-    asked : (Problem, Options), optional
+    asked : (Problem, Options)
         What it was made for, as it was given.
-    m, n, k, flops, tasks : int
-    grid : Grid
-        p_m x p_n x p_k.
-    seconds : float
-        Predicted time, from the call of compute to the last block.
-    bytes_received : int
-        What all workers together receive from each other.
-    bytes_recut : int
-        What workers exchange beforehand to bring operands into the plan's blocks: at most, unless
-        it is known where those lie.
-    bytes_added : int
-        What workers receive of the C that is added: at most, unless it is known where that lies.
-    bytes_joined : int
-        What workers receive to make chunks of C of blocks that others have: at most, of more than
-        20,000 chunks and blocks.
-    bytes_moved : int
-        The four together.
-    chunks : tuple of tuple of int
-        Sizes of the result's chunks, along all of its dimensions.
-    bytes_busiest : float
-        What the worker receives that receives the most from others.
-    bytes_bound : int
-        The least that any two-dimensional arrangement of these workers receives.
-    peak_bytes, budget_bytes : int
-        Of the fullest worker: what it holds at once and cannot spill, and what it may use.
     """
 
     layout: Schedule
@@ -71,7 +46,7 @@ class MatmulPlan:
     precision: str
     strategy: str
     reason: str
-    asked: tuple[Problem, Options] | None = field(default=None, compare=False)
+    asked: tuple[Problem, Options] = field(compare=False)
 
     @property
     def m(self) -> int:
@@ -133,14 +108,14 @@ class MatmulPlan:
 
     @property
     def bytes_busiest(self) -> float:
-        """What the worker receives that receives the most."""
+        """What the worker receives that receives the most from others."""
         return self._of_products.busiest
 
     @cached_property
     def bytes_recut(self) -> int:
         """What workers exchange beforehand to bring operands into the plan's blocks.
 
-        At most, unless it is known where they lie, in the grid.
+        At most, unless it is known where those lie, in the grid.
         """
         return redistribution.brought(self.layout, self.used.workers)
 
@@ -156,12 +131,15 @@ class MatmulPlan:
 
     @property
     def bytes_joined(self) -> int:
-        """What workers receive to make chunks of C of blocks that others have."""
+        """What workers receive to make chunks of C of blocks that others have.
+
+        At most, of more than 20,000 chunks and blocks.
+        """
         return self._handing_out[1]
 
     @property
     def bytes_bound(self) -> int:
-        """The least that a two-dimensional arrangement of the workers in use receives."""
+        """The least that any two-dimensional arrangement of the workers in use receives."""
         return communication.bound_2d(self.layout.problem, self.used.workers)
 
     @cached_property
@@ -173,7 +151,7 @@ class MatmulPlan:
 
     @property
     def seconds(self) -> float:
-        """Predicted time."""
+        """Predicted time, from the call of compute to the last block."""
         return time.total_seconds(self.time_terms, self.used.slowest.kind)
 
     @cached_property
@@ -205,7 +183,7 @@ class MatmulPlan:
 
     @property
     def budget_bytes(self) -> int:
-        """What the smallest worker in use may use."""
+        """What the smallest worker in use may hold at once."""
         return self.used.budget_bytes
 
     @property

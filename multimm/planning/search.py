@@ -182,7 +182,7 @@ def bounded(ranks: dict[Schedule, Rank], cluster: ClusterSpec) -> dict[Schedule,
     """
     if cluster.slowest.kind == "gpu" or not any(map(made_by_tasks, ranks)):
         return ranks
-    ranks = ranked(dict.fromkeys(as_queued(x, cluster) for x in ranks), cluster)
+    ranks = ranked(dict.fromkeys(map(as_queued, ranks)), cluster)
     short = ranked(dict.fromkeys(in_short_parts(x, cluster) for x in ranks), cluster)
     if cluster.threads == 1 and cluster.workers > 1:
         return short

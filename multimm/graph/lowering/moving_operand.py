@@ -20,7 +20,7 @@ from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.owner_computes import OwnerComputes
 from multimm.planning.tiling.grid import Coordinate, number_of
-from multimm.planning.tiling.rechunk import shape_of
+from multimm.planning.tiling.rechunk import Where, shape_of
 
 Cell = tuple[int, int]  #: a k-tile, and a block across
 
@@ -50,10 +50,14 @@ class SmallOperand:
         operand, layout = self.operand, self.keys.layout
         found = {}
         for s, across in product(range(len(layout.k_tiles)), range(len(self.own.across))):
-            at = (across, s) if self.own.partial_products.by_columns else (s, across)
-            own = operand.sub_blocks(operand.where(operand.index((), *at)), operand.key)
+            where = self._where(s, across)
+            own = operand.sub_blocks(where, operand.key)
             found[s, across] = [sub_block for sub_block in own if prod(sub_block.shape)]
         return found
+
+    def _where(self, s: int, across: int) -> Where:
+        """The part of the array that is a k-tile and a block across."""
+        return self.operand.where(self.operand.index((), *self.own.of(s, across)))
 
     @cached_property
     def _coalesced_transfers(self) -> tuple[dict[Cell, list[SubBlock]], list[BlockTask]]:
@@ -93,8 +97,7 @@ class SmallOperand:
         k_tiles = []
         for s in used:
             own = sub_blocks[s, across]
-            at = (across, s) if self.own.partial_products.by_columns else (s, across)
-            shape = shape_of(self.operand.where(self.operand.index((), *at)))
+            shape = shape_of(self._where(s, across))
             blocks = [numbers.setdefault(sub_block.key, len(numbers)) for sub_block in own]
             cuts = tuple((sub_block.cut, sub_block.to) for sub_block in own)
             k_tiles.append(SubBlocks(blocks, cuts, tuple(x.size for x in own), shape))

@@ -81,9 +81,7 @@ class Operand:
         Or how to make it, where the plan is one of an array that is made again. C is read as it
         comes: nobody holds its reads back until they are needed.
         """
-        if self.role == "c":
-            return None
-        return self._uploads(reader_of(self.array) or self._maker)
+        return None if self.role == "c" else reader_of(self.array) or self._maker
 
     @cached_property
     def _maker(self) -> Maker | None:
@@ -96,14 +94,11 @@ class Operand:
         """Whether tasks need something of the array's graph, be it what its reader is given."""
         return self.reader is None or bool(getattr(self.reader, "needs", ()))
 
-    def reader_at(self, where: Where) -> Reader | None:
+    def reader_at(self, where: Where) -> Reader:
         """The reader for one rectangle: with no more than that needs, where it can tell."""
-        found = reader_of(self.array) or self._maker
-        part = getattr(found, "part", None)
-        return self._uploads(found if part is None else part(where))
-
-    def _uploads(self, found: Reader | None) -> Reader | None:
-        return partial(_read_and_upload, found) if found and self.uploaded else found
+        whole: Any = self.reader
+        found: Reader = whole.part(where) if hasattr(whole, "part") else whole
+        return partial(_read_and_upload, found) if self.uploaded else found
 
     @property
     def from_host(self) -> bool:

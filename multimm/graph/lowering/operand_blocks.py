@@ -8,7 +8,7 @@ from typing import Any
 
 from dask._task_spec import List, Task, TaskRef
 
-from multimm.graph.block_task import BlockTask, Inputs, Key, Place, Sizes
+from multimm.graph.block_task import BlockTask, Key, Place, Sizes, after, within
 from multimm.graph.label import Kind
 from multimm.graph.lowering.backpressure import Barriers
 from multimm.graph.lowering.operand import Argument, Operand
@@ -55,10 +55,11 @@ class OperandBlocks:
             if key not in self.made:
                 holds = layout.stream or layout.in_step
                 barrier = layout.barrier(owner, row_panel, s) if holds else None
-                waits = [] if barrier is None else [TaskRef(self.barriers.key(barrier, owner.part))]
                 # Of a step, those come first that the first products need.
-                order = (*step, Kind.READ, block)
-                self._read(key, operand, index, waits, owner, order)
+                task = self._read(key, operand, index, owner, (*step, Kind.READ, block))
+                if barrier is not None:
+                    task = within(task, after, TaskRef(self.barriers.key(barrier, owner.part)))
+                self.made[key] = task
         elif operand.in_sub_blocks:
             found = self._of_others(operand, index, owner, step)
             if operand.role not in layout.tiles.cut_apart:
@@ -72,38 +73,22 @@ class OperandBlocks:
         return Argument(TaskRef(key), ((owner, (key,)),), sizes)
 
     def _read(
-        self,
-        key: Key,
-        operand: Operand,
-        index: Index,
-        waits: list[TaskRef],
-        owner: Coordinate,
-        order: Index,
-    ) -> None:
+        self, key: Key, operand: Operand, index: Index, owner: Coordinate, order: Index
+    ) -> BlockTask:
         """A task that reads an operand block from its source, or brings it from host memory."""
-        verb: Callable[..., Any] = read
-        where = operand.where(index)
-        reader = operand.reader_at(where)
-        source: tuple[Any, ...] = reader, where
-        inputs: Inputs = ()
-        more: dict[str, Any] = {}
-        if needs := getattr(reader, "needs", ()):
-            more["given"] = List(*map(TaskRef, needs))
+        label = self.keys.label(Kind.READ, operand.role, index)
         if operand.from_host:
             parts, inputs, _ = _in_sub_blocks(operand, index, owner, operand.source)
-            verb, source = upload_sub_blocks, (parts,)
-        place = self.keys.place(owner, order, inputs)
-        label = self.keys.label(Kind.READ, operand.role, index)
-        self.made[key] = BlockTask(key, verb, *source, *waits, label=label, place=place, **more)
+            place = self.keys.place(owner, order, inputs)
+            return BlockTask(key, upload_sub_blocks, parts, label=label, place=place)
+        place = self.keys.place(owner, order)
+        return BlockTask(key, read, *_source(operand, index), label=label, place=place)
 
     def _read_within(self, operand: Operand, index: Index) -> Argument:
         """A block that each product reads for itself, as a part of its task."""
         at = operand.role, index
         if at not in self.others:
-            where = operand.where(index)
-            reader = operand.reader_at(where)
-            given = List(*map(TaskRef, getattr(reader, "needs", ())))
-            self.others[at] = Argument(Task(None, read, reader, where, given=given), ())
+            self.others[at] = Argument(Task(None, read, *_source(operand, index)), ())
         return self.others[at]
 
     def _of_others(
@@ -148,6 +133,14 @@ class OperandBlocks:
                 sizes=sizes,
             )
         return key
+
+
+def _source(operand: Operand, index: Index) -> tuple[Any, ...]:
+    """What `read` is given for a block."""
+    where = operand.where(index)
+    reader = operand.reader_at(where)
+    needs = getattr(reader, "needs", ())
+    return (reader, where, List(*map(TaskRef, needs))) if needs else (reader, where)
 
 
 def _in_sub_blocks(

@@ -94,8 +94,8 @@ def join(parts: SubBlocks) -> Block:
         return finished(parts.copied())
 
 
-def upload_sub_blocks(parts: SubBlocks, barrier: None = None) -> Block:
-    """A block of sub-blocks in host memory, on this worker's GPU; a barrier only holds it back."""
+def upload_sub_blocks(parts: SubBlocks) -> Block:
+    """A block of sub-blocks in host memory, on this worker's GPU."""
     if len(parts.blocks) == 1:
         return upload(parts.joined())
     for block, size in zip(parts.blocks, parts.sizes, strict=True):

@@ -15,7 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from operator import itemgetter
@@ -144,7 +144,7 @@ def uploaded(blocks: list[Block], made: Callable[[list[Block]], Block]) -> Block
     """What is made of blocks of the dtypes that their arrays declare, once they are there."""
     if (at := _device()) is None or not any(map(_in_host_memory, blocks)):
         return made(blocks)
-    with _beside_other_tasks(), _going_up, own_stream(at):
+    with beside_other_tasks(_waiting), _going_up, own_stream(at):
         return finished(made(_all_there(blocks)))
 
 
@@ -165,7 +165,7 @@ def download(block: Block, *, limit: int | None = None) -> Block:
 
     with (
         _leaving.room(block.nbytes, limit),
-        _beside_other_tasks(),
+        beside_other_tasks(_waiting),
         _coming_back,
         stream_for(block, computes=False),
     ):
@@ -236,11 +236,6 @@ def _found(x: Any, there: dict[int, Block]) -> Any:
 def _native(block: Block) -> Block:
     """A block of host memory as CuPy takes it: an ndarray, in the byte order of this machine."""
     return np.asarray(plain(block), block.dtype.newbyteorder("="))
-
-
-def _beside_other_tasks() -> AbstractContextManager[None]:
-    """Let the worker begin another task meanwhile: one that the link to the host is nothing to."""
-    return beside_other_tasks(_waiting)
 
 
 @cache

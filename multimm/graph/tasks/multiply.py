@@ -354,12 +354,9 @@ def swap_axes(block: Block) -> Block:
 
 
 def read(
-    reader: Callable[..., Block],
-    where: tuple[slice, ...],
-    barrier: None = None,
-    given: Sequence[Any] = (),
+    reader: Callable[..., Block], where: tuple[slice, ...], given: Sequence[Any] = ()
 ) -> Block:
-    """One operand block from its source; a barrier only holds the task back until it is passed."""
+    """One operand block from its source."""
     return finished(reader(where, *given))
 
 

@@ -173,14 +173,9 @@ def _output_tiles(
     least = max(ceil_div(m * across, LARGEST * usual), ceil_div(m * k, workers * MOST_ELEMENTS))
     counts = [count for count in (workers // 4, workers // 2) if count >= least]
     counts += [finer * ceil_div(least, workers) * workers for finer in FINER]
-    ends = [*accumulate(rows)]
-    found: dict[Blocks, None] = {}
-    for count in counts:
-        height = ceil_div(m, count)
+    for height in (ceil_div(m, count) for count in counts):
         lengths = group_regular(rows, height, workers) if regular else group(rows, height)
-        cuts = [0, *(bisect_right(ends, end) for end in accumulate(lengths))]
-        found[tuple(end - start for start, end in pairwise(cuts))] = None
-    yield from found
+        yield _tiles_of(rows, lengths)
 
 
 def held_of_ranges(known: Sequence[MatrixSpec]) -> list[Counter[int]]:

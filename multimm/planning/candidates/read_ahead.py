@@ -54,7 +54,7 @@ def in_short_parts(layout: Schedule, cluster: ClusterSpec) -> Schedule:
     return replace(layout, grid=Grid(p_m, p_n, p_k * ceil_div(layout.links, most)))
 
 
-def as_queued(layout: Schedule, cluster: ClusterSpec) -> Schedule:
+def as_queued(layout: Schedule) -> Schedule:
     """The same layout, left to Dask if each chunk that tasks make anywhere is for one product.
 
     Of tasks that wait for nothing, Dask sends a worker as many as it has threads, and the next ones

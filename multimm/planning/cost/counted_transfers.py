@@ -55,10 +55,8 @@ def _count_operands(layout: Schedule) -> Iterator[Transfer]:
     for role in layout.roles:
         for share, (block, size) in product(layout.shares(role), enumerate(edges[role])):
             at = role, share.users[0], block
-            used, kept = (
-                [*layout.blockwise.users(*at)],
-                _kept_by_part(layout, *at, share.matrices * size),
-            )
+            used = [*layout.blockwise.users(*at)]
+            kept = _kept_by_part(layout, *at, share.matrices * size)
             for (part, own), places in product(enumerate(kept), used):
                 yield own, {grid.rank(Coordinate(*place, part)) for place in places}
 
@@ -78,9 +76,8 @@ def _count_shared(layout: Schedule) -> Iterator[Transfer]:
     grid, used, turned = layout.grid, layout.blockwise.users, layout.problem.same == "turned"
     width, part_of = layout.operands.width("a"), layout.part_of
     for x, rows in enumerate(layout.m_blocks):
-        for y, (owner, k_tile) in enumerate(
-            zip(layout.tiles.owners("a", 0, x), layout.k_tiles, strict=True)
-        ):
+        owners = zip(layout.tiles.owners("a", 0, x), layout.k_tiles, strict=True)
+        for y, (owner, k_tile) in enumerate(owners):
             column, k = (x, y) if turned else (y, x)
             places = [((row, col), part_of[y]) for one in used("a", 0, x) for row, col in one]
             places += [((row, col), part_of[k]) for one in used("b", 0, column) for row, col in one]
@@ -127,18 +124,15 @@ def _count_small(own: OwnerComputes) -> list[Transfer]:
     """Chunks of the other operand travel whole to all who need some of them, or are coalesced."""
     spec, partial_products = own.sent, own.partial_products
     along, across = spec.chunks[:: -1 if partial_products.by_columns else 1]
-    ends, found, coalesced_transfers = (
-        [*accumulate(partial_products.columns)],
-        list[Transfer](),
-        dict[int, set[int]](),
-    )
+    ends, found = [*accumulate(partial_products.columns)], list[Transfer]()
+    coalesced_transfers: dict[int, set[int]] = {}
     users_of = [
         set().union(*partial_products.users[bisect_right(ends, start) : bisect_left(ends, end) + 1])
         for start, end in spans(along)
     ]
     for (at, length), (other, size) in product(enumerate(along), enumerate(across)):
-        index = (other, at) if partial_products.by_columns else (at, other)
-        owner = own.owner_of_small(index[0] * len(spec.chunks[1]) + index[1])
+        row, column = own.of(at, other)
+        owner = own.owner_of_small(row * len(spec.chunks[1]) + column)
         users = users_of[at] if length * size else set()
         if partial_products.coalesced and users:
             coalesced_transfers.setdefault(owner, set()).update(users)
@@ -151,7 +145,7 @@ def _count_partial_products(layout: Schedule, own: OwnerComputes) -> Iterator[Tr
     """Partial products of C's blocks travel to the worker that joins them; k is in one part."""
     width = layout.joined_bytes
     for output_tile, across in own.joined:
-        owner = own.joining(output_tile) % own.partial_products.workers
-        for partial_product in own.output_tiles[output_tile]:
-            size = own.partial_products.lengths[partial_product] * own.across[across] * width
-            yield {partial_product % own.partial_products.workers: size}, {owner}
+        owner = own.joining(output_tile) % own.workers
+        for number in own.output_tiles[output_tile]:
+            size = own.partial_products.lengths[number] * own.across[across] * width
+            yield {number % own.workers: size}, {owner}

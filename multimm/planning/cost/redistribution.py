@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 from math import prod
 
-from multimm.planning.matrix import MatrixSpec
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.rechunk import Index, cuts_of, offsets, shape_of, size_of
 
@@ -17,9 +16,9 @@ def brought(layout: Schedule, workers: int) -> int:
     Counted where owners are known. Else at most: blocks that are still to be made may be made where
     they are needed. What lies beyond the grid may travel twice.
     """
-    if layout.problem.from_host:
-        return sum(_whole_chunks(layout, role, workers) for role in layout.roles)
-    return sum(_brought(layout, role, workers) for role in layout.operands.cut_again)
+    whole = layout.problem.from_host
+    roles = layout.roles if whole else layout.operands.cut_again
+    return sum(_brought(layout, role, workers, whole=whole) for role in roles)
 
 
 def added(layout: Schedule, workers: int) -> int:
@@ -27,37 +26,23 @@ def added(layout: Schedule, workers: int) -> int:
     return 0 if layout.problem.c is None else _brought(layout, "c", workers)
 
 
-def _brought(layout: Schedule, role: str, workers: int) -> int:
-    spec = layout.spec(role)
-    if spec.owners:
-        return sum(_sub_blocks_brought(layout, role, workers))
-    return spec.nbytes if min(layout.grid.workers, workers) > 1 else 0
+def _brought(layout: Schedule, role: str, workers: int, *, whole: bool = False) -> int:
+    """Bytes of sub-blocks that do not lie where the blocks that they are of will be needed.
 
-
-def _whole_chunks(layout: Schedule, role: str, workers: int) -> int:
-    """Bytes of chunks that lie with another worker than one that takes blocks from them."""
-    spec = layout.spec(role)
+    Or of the `whole` chunks that these are of, each once for a worker.
+    """
+    spec, grid = layout.spec(role), layout.grid
     if not spec.owners:
-        return _brought(layout, role, workers)
-    taken = {(owner, at) for owner, at, _ in _cuts(layout, role, workers)}
-    owners = _owners(spec)
-    sizes = (prod(size_of(spec.chunks, at)) for owner, at in taken if owners[at] != owner)
-    return sum(sizes) * spec.itemsize
-
-
-def _sub_blocks_brought(layout: Schedule, role: str, workers: int) -> Iterator[int]:
-    """Bytes of each sub-block that does not lie where the block that it is of will be needed."""
-    spec = layout.spec(role)
-    lie = _owners(spec)
-    for owner, at, shape in _cuts(layout, role, workers):
-        lies, whole = lie[at], shape == size_of(spec.chunks, at)
-        times = 1 + (not whole) if lies >= layout.grid.workers else lies != owner
-        yield times * prod(shape) * spec.itemsize
-
-
-def _owners(spec: MatrixSpec) -> dict[Index, int]:
-    """The worker of each chunk."""
-    return dict(zip(product(*(range(len(x)) for x in spec.chunks)), spec.owners, strict=True))
+        return spec.nbytes if min(grid.workers, workers) > 1 else 0
+    lie = dict(zip(product(*(range(len(x)) for x in spec.chunks)), spec.owners, strict=True))
+    cuts: Iterable[tuple[int, Index, Index]] = _cuts(layout, role, workers)
+    if whole:
+        cuts = {(owner, at, size_of(spec.chunks, at)) for owner, at, _ in cuts}
+    elements = 0
+    for owner, at, shape in cuts:
+        cut = shape != size_of(spec.chunks, at)
+        elements += prod(shape) * (1 + cut if lie[at] >= grid.workers else lie[at] != owner)
+    return elements * spec.itemsize
 
 
 def _cuts(layout: Schedule, role: str, workers: int) -> Iterator[tuple[int, Index, Index]]:

@@ -19,13 +19,6 @@ EDGE = {"gpu": 16384, "cpu": 4096}
 #: Blocks are not cut below this edge to make more of them: an H200 needs 4096 for its full
 #: FP32 rate and 2048 for 95 % of it; 512 on a CPU is arbitrary.
 LEAST_EDGE = {"gpu": 2048, "cpu": 512}
-#: The two for what NumPy multiplies without BLAS, by loops that go down B's columns: 1.5e9
-#: multiply-adds per second in blocks of 200 to 400, 1.0e9 of 600, 0.4e9 of 1024 (NumPy's loop for
-#: int32, one core of an x86 server). Of long sides longer ones, for tasks beyond some 32^3 are too
-#: many: arbitrary.
-LOOP_EDGE, LEAST_LOOP_EDGE, LOOP_BLOCKS = 400, 200, 32
-#: Multiply-adds that cost so much more than float32's have no BLAS: those of long doubles.
-LOOPS = 50
 #: Chains of block products per worker and thread, at least: while one is multiplied another one's
 #: next k-tile is fetched. One worker fetches nothing.
 CHAINS = 2
@@ -54,19 +47,6 @@ class Cut(NamedTuple):
 
 
 AS_USUAL = Cut()
-
-
-def without_blas(problem: Problem, cluster: ClusterSpec) -> bool:
-    """Whether NumPy multiplies blocks without BLAS."""
-    return cluster.slowest.kind == "cpu" and problem.relative_cost >= LOOPS
-
-
-def usual_edges(problem: Problem, cluster: ClusterSpec) -> tuple[int, int]:
-    """Usual edge of a block, and the one below which none is cut to make more of them."""
-    if not without_blas(problem, cluster):
-        return EDGE[cluster.slowest.kind], LEAST_EDGE[cluster.slowest.kind]
-    edge = max(LOOP_EDGE, ceil_div(max(problem.m, problem.n, problem.k), LOOP_BLOCKS))
-    return edge, max(LEAST_LOOP_EDGE, edge // 2)
 
 
 class Most(NamedTuple):
@@ -103,7 +83,7 @@ def most_of(problem: Problem, cluster: ClusterSpec) -> Most:
         return Most()
     a, b, batch = problem.a, problem.b, prod(map(max, problem.batch_chunks))
     (rows, k_of_a), (k_of_b, columns) = (tuple(map(max, x.chunks[-2:])) for x in (a, b))
-    c = max(usual_edges(problem, cluster)[1] ** 2, rows * columns) if in_process else MOST_ELEMENTS
+    c = max(LEAST_EDGE["cpu"] ** 2, rows * columns) if in_process else MOST_ELEMENTS
     stack = max(JOINED, batch * max(rows * columns, rows * k_of_a, k_of_b * columns))
     most = Most(*(min(MOST_ELEMENTS, size) for size in (c, stack)))
     if made[0] and len(b.chunks[-1]) == 1:

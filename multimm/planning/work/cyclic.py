@@ -150,9 +150,7 @@ class Cyclic:
     @cached_property
     def most_rows(self) -> int:
         """Rows of C, over all matrices, of the busiest row of the plane."""
-        if self.table:
-            return max(map(sum, self._shares(self.row_sizes)))
-        return largest_share(self.row_sizes, self.p_m)
+        return max(map(sum, self._shares(self.row_sizes)))
 
     @property
     def most_blocks(self) -> int:
@@ -190,7 +188,7 @@ class Cyclic:
         """Elements of A and of B, per unit of k, that the busiest place needs in one row panel."""
         if not self.batch_blocks:
             return self._rows_in_row_panel, self.most_columns
-        rows, of_a, of_b = len(self.m_blocks), self.share_of("a"), self.share_of("b")
+        rows, (of_a, of_b) = len(self.m_blocks), self._share_of
         most_a = most_b = 0
         for row_panel in self._in_row_panels(range(len(self.row_sizes))):
             at = [divmod(row, rows) for row in row_panel]
@@ -199,13 +197,10 @@ class Cyclic:
             most_b = max(most_b, sum(x.matrices for x in {of_b[flat] for flat, _ in at}))
         return most_a, most_b * self.most_columns
 
-    def shares(self, role: str) -> tuple[Share, ...]:
-        """The batch blocks of an operand; one where there are no stacks."""
-        return shares(self.batch_blocks, self.shapes["ab".index(role)])
-
-    def share_of(self, role: str) -> dict[int, Share]:
-        """By batch block of C: the operand's batch block that it uses."""
-        return share_of(self.batch_blocks, self.shapes["ab".index(role)])
+    @property
+    def _share_of(self) -> tuple[dict[int, Share], ...]:
+        """Of A and of B, by batch block of C: the batch block that it uses."""
+        return tuple(share_of(self.batch_blocks, shape) for shape in self.shapes)
 
     def row_panels(self, role: str, flat: int, block: int) -> dict[int, dict[int, None]]:
         """By row panel: rows of the plane that use a block of A's rows, or of B's columns.
@@ -217,7 +212,7 @@ class Cyclic:
     @cached_property
     def _row_panels(self) -> dict[tuple[str, int, int], dict[int, dict[int, None]]]:
         found: dict[tuple[str, int, int], dict[int, dict[int, None]]] = {}
-        rows, of_a, of_b = len(self.m_blocks), self.share_of("a"), self.share_of("b")
+        rows, (of_a, of_b) = len(self.m_blocks), self._share_of
         for row in range(len(self.row_sizes)):
             flat, i = divmod(row, rows)
             at = self.worker(row, 0)[0] % self.p_m
@@ -261,7 +256,7 @@ class Cyclic:
         """
         if role == "b":
             return self.p_m > 1
-        shared = any(len(share.users) > 1 for share in self.shares("a"))
+        shared = any(len(share.users) > 1 for share in shares(self.batch_blocks, self.shapes[0]))
         return self.p_n * (self.p_m if shared else 1) > 1
 
     def kept(self, role: str, steps: int) -> int:
