@@ -399,6 +399,12 @@ def test_plan_refuses_in_one_line(cli, args, texts):
     assert_one_line(cli("plan", *args), 2, *texts)
 
 
+def test_plan_of_files_refuses_elements_that_do_not_exist(cli, tmp_path):
+    np.save(tmp_path / "a.npy", np.ones((3, 3)))
+    both = (tmp_path / "a.npy",) * 2
+    assert_one_line(cli("plan", *both, "--elements", "cat"), 2, "there is no dtype 'cat'")
+
+
 def test_plan_that_does_not_fit_is_shown_and_refused(cli):
     few = "--workers", 2, "--memory-limit", "1GB", "--blocks", 16384
     result = cli("plan", "65536x65536", "65536x65536", *few)

@@ -231,6 +231,14 @@ def test_a_folder_is_no_store_for_the_name_of_a_file_in_it(tmp_path):
         assert names(path) == sorted(["0.0", name])
 
 
+@pytest.mark.parametrize("suffix", ["npy", "h5"])
+def test_a_link_in_a_circle_is_named_as_one(tmp_path, suffix):
+    path = tmp_path / f"loop.{suffix}"
+    path.symlink_to(path)
+    with pytest.raises(FileFormatError, match="a link that leads nowhere is never replaced"):
+        io.save_array(da.ones((2, 2)), path, overwrite=True)
+
+
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_files_of_another_kind_are_never_replaced(tmp_path, suffix):
     path = tmp_path / f"notes.{suffix}"

@@ -554,6 +554,18 @@ def test_axes_of_length_1_behind_empty_chunks(shape_a, shape_b):
     assert "off by 1e-09" in verify(*operands, behind_empty(c + 1e-9)).reason
 
 
+def test_a_wrong_row_among_empty_chunks_is_named():
+    a, b = np.arange(45.0).reshape(9, 5), np.ones((5, 4))
+    rows = (0, 1, 1, 0, 0, 1, 3, 0, 1, 1, 0, 0, 1)  # Dask picks single rows by the mean of these: 0
+    c = a @ b
+    c[2, 0] += 1
+    arrays = da.from_array(a, chunks=(rows, 5)), b, da.from_array(c, chunks=(rows, 4))
+    added = multimm.verify(*arrays, beta=1, c0=da.zeros((9, 4), chunks=(rows, 4)))
+    for found in (multimm.verify(*arrays), added):
+        assert not found
+        assert "c[2, 0] is wrong" in str(found)
+
+
 def test_empty_products():
     assert verify(np.ones((0, 3)), np.ones((3, 2)), np.ones((0, 2)))
     assert verify(np.ones((2, 0)), np.ones((0, 3)), np.zeros((2, 3)))

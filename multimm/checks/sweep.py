@@ -130,14 +130,14 @@ def transposed(job: Job) -> Job:
 
 def _compare_rows(job: Job, batch: tuple[int, ...], rows: list[int]) -> Any:
     rule = job.rule
-    parts = [_pick(job.c, batch)[rows].T]
+    parts = [_few(job.c, batch, rows).T]
     if rule.alpha:
-        few, columns = _pick(job.a, batch)[rows].T, _pick(job.b, batch).T
+        few, columns = _few(job.a, batch, rows).T, _pick(job.b, batch).T
         few = few.rechunk({1: -1})
         count = 4 if rule.shrunk else 2
         parts.append(_contract(exact_rows, job, columns, few, count * len(rows), add))
     if rule.beta:
-        parts.append(_pick(job.c0, batch)[rows].T)
+        parts.append(_few(job.c0, batch, rows).T)
     return _side_by_side(judge_elements, parts, len(TABLE), rule)
 
 
@@ -146,6 +146,12 @@ def _pick(array: Any, batch: tuple[int, ...]) -> Any:
     own = batch[len(batch) - (array.ndim - 2) :]
     index = (0 if size == 1 else at for at, size in zip(own, array.shape, strict=False))
     return array[tuple(index)]
+
+
+def _few(array: Any, batch: tuple[int, ...], rows: list[int]) -> Any:
+    """Rows of that matrix; Dask divides by the mean chunk, which is 0 where most are empty."""
+    matrix = _pick(array, batch)
+    return matrix.rechunk({0: tuple(size for size in matrix.chunks[0] if size)})[rows]
 
 
 def _vectors(job: Job, seed: int, hidden: Any) -> Any:

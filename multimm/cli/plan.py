@@ -115,6 +115,7 @@ def operand(
     from multimm.planning.matrix import MatrixSpec
     from multimm.planning.tiling.grid import regular
 
+    itemsize = named_dtype(dtype).itemsize
     if chunks is not None and chunks < 1:
         raise OptionError(f"--chunks {chunks}: at least 1 is needed")
     match = re.fullmatch(r"\d+[xX]\d+" if matrix else r"\d+([xX]\d+)+", text)
@@ -131,4 +132,4 @@ def operand(
             "larger ones"
         )
     blocks = tuple(regular(size, chunks or max(size, 1)) for size in shape)
-    return MatrixSpec(shape, dtype, named_dtype(dtype).itemsize, blocks, hosted=hosted)
+    return MatrixSpec(shape, dtype, itemsize, blocks, hosted=hosted)

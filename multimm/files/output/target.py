@@ -122,7 +122,8 @@ def _check_npy(path: Path, shown: Path) -> None:
 
 def _check_file(path: Path, shown: Path) -> None:
     if not path.is_file():
-        what = "directory" if path.is_dir() else "device"
+        other = "link that leads nowhere" if path.is_symlink() else "device"
+        what = "directory" if path.is_dir() else other
         raise FileFormatError(f"{shown}: a {what} is never replaced; choose another name")
 
 
