@@ -25,6 +25,7 @@ from multimm.gpu.residues.formats import FORMATS
 from multimm.graph.array import build
 from multimm.graph.data_location import (
     block_keys,
+    lie_in_process,
     makers_of,
     owners_of,
     source_keys,
@@ -258,6 +259,7 @@ class Product(NamedTuple):
             same=self._same,
             awaited=lazy_a or lazy_b,
             made_in_place=(lazy_a and bool(a.owners), lazy_b and bool(b.owners)),
+            held=(cluster.alone and _held(self.a), cluster.alone and _held(self.b)),
             uploaded=tuple(uploaded),
             downloaded=hosted,
             chunks=self.chunks,
@@ -393,6 +395,10 @@ def _peeled(x: Given) -> Peeled:
 def _made(x: Given) -> bool:
     """Whether it is a product that is still lazy, made on the GPUs and then brought to the host."""
     return is_dask(x) and below_download(x) is not x
+
+
+def _held(x: Given) -> bool:
+    return is_dask(x) and lie_in_process(x)
 
 
 def _rereadable(x: Given) -> bool:

@@ -185,6 +185,37 @@ def test_what_uses_c_holds_no_more_of_it_than_of_dasks_product(threads, user, ki
         assert any(peak_of(use(ours)) < most for _ in range(RUNS))
 
 
+#: Rows, k and columns of operands in memory, in chunks of 200: joined without bound, blocks of C
+#: are several times as wide as Dask's, and A is copied as a whole.
+SMALL_IN_MEMORY = {
+    "a tall C less its means": ((24_000, 400, 400), "C - C.mean(0)"),
+    "a square C less its means": ((6000, 400, 6000), "C - C.mean(0)"),
+    "a square C": ((2000, 400, 2000), "C.sum()"),
+}
+
+
+@pytest.mark.alone
+@pytest.mark.filterwarnings("ignore:Increasing number of chunks")  # by Dask's product
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.slow] * (sides[0][0] == 6000))
+        for kind, sides in SMALL_IN_MEMORY.items()
+    ],
+)
+def test_blocks_of_small_chunks_are_joined_no_further_than_what_uses_c_allows(kind):
+    (m, k, n), user = SMALL_IN_MEMORY[kind]
+    rng = np.random.default_rng(1)
+    a, b = (da.from_array(rng.random(shape), chunks=200) for shape in ((m, k), (k, n)))
+    with dask.config.set(scheduler="threads", num_workers=2):
+        theirs, ours = a @ b, multimm.matmul(a, b)
+        assert ours.npartitions < theirs.npartitions  # some are
+        use = CONSUMERS[user]
+        little = LITTLE * theirs.nbytes if user == "C.sum()" else 0
+        most = max(TIMES * peak_of(use(theirs)), little)
+        assert any(peak_of(use(ours)) < most for _ in range(RUNS))
+
+
 #: Of 16 MB and less, which one task would multiply in the time of its calls.
 SMALL = {
     "X' Y": lambda x: (x.T, x[:, :20]),

@@ -217,6 +217,15 @@ def _keys_below(array: da.Array, name: str, blocks: tuple[int, ...]) -> list[Key
     return keys
 
 
+def lie_in_process(array: da.Array) -> bool:
+    """Whether an array's blocks are NumPy arrays that its graph has."""
+    layer = array.dask.layers.get(array.name)
+    if layer is None or not layer.is_materialized():
+        return False
+    blocks = (layer.get((array.name, *at)) for at in np.ndindex(*array.numblocks))
+    return all(isinstance(getattr(block, "value", block), np.ndarray) for block in blocks)
+
+
 def source_keys(array: da.Array) -> list[Key]:
     """`block_keys` of an array, or of one that it is computed of block by block, such as ``x - 1``.
 

@@ -132,10 +132,12 @@ def _blocks(
     (rows, cols), (block_m, block_n) = counts, options.edges
     halves, alone = problem.symmetric and block_m == block_n, bounds_blocks(cluster)
     along = rows if halves else grid.p_m
-    m_blocks = choose_side(problem, -2, rows, along, block_m, keep, most.m)
+    m_blocks = choose_side(problem, -2, rows, along, block_m, keep, min(most.m, most.rows))
     band = ceil_div(parallel * len(m_blocks), grid.p_m)
     n_blocks = m_blocks
     if not halves:
-        n_blocks = choose_side(problem, -1, cols, grid.p_n, block_n, keep, most.n)
+        n_blocks = choose_side(
+            problem, -1, cols, grid.p_n, block_n, keep, min(most.n, most.columns)
+        )
     blocks = batch, m_blocks, n_blocks, k_k_tiles
     return Schedule(problem, grid, *blocks, band, mirrors=halves, k_parts=k_parts, alone=alone)

@@ -61,12 +61,15 @@ class Distribution:
 
         On one worker each product does so for itself, which takes no tasks, and none that all
         products wait for. Among several, what is cut has to travel first; and of several chunks
-        that tasks make each is let go of as soon as it is cut.
+        that tasks make each is let go of as soon as it is cut. Of what lies in this process that
+        would be a copy of all of it.
         """
         if self.grid.workers > 1 or self.packed:
             return self.cut_again
-        made = self.problem.awaited and not self.problem.in_one
-        return tuple(role for role in self.cut_again if made and self.spec(role).blocks > 1)
+        if not self.problem.awaited or self.problem.in_one:
+            return ()
+        held = dict(zip("ab", self.problem.held, strict=True))
+        return tuple(x for x in self.cut_again if not held[x] and self.spec(x).blocks > 1)
 
     @cached_property
     def cut_within(self) -> tuple[str, ...]:

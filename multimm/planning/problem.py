@@ -117,6 +117,8 @@ class Problem:
         Blocks of an operand are still to be made, nobody knows in what time.
     made_in_place : tuple of bool
         For A and for B: that is so, and they are made on the workers that `owners` says.
+    held : tuple of bool
+        For A and for B: its chunks lie in this process, which has no workers.
     uploaded : tuple of str
         Those of A, B and C, ``"a"`` and so on, that come from the host memory of GPU workers.
     downloaded : bool
@@ -142,6 +144,7 @@ class Problem:
     same: str = ""
     awaited: bool = False
     made_in_place: tuple[bool, bool] = (False, False)
+    held: tuple[bool, bool] = (False, False)
     uploaded: tuple[str, ...] = ()
     downloaded: bool = False
     from_host: bool = False

@@ -135,7 +135,7 @@ def choose(
     keep, count = min(keep, most), max(count, ceil_div(size, most))
     most_chunks = LONGEST if most < size else MOST_CHUNKS
     if keep and min(2, workers) <= len(chunks) <= most_chunks:  # one block serves one worker
-        return group_regular(chunks, keep, workers) if result else group(chunks, keep)
+        return group_regular(chunks, keep, workers, most) if result else group(chunks, keep)
     blocks = _evenly(size, count, workers)
     if result and not is_regular(blocks):
         blocks = regular(size, max(blocks))  # fewer, but the busiest worker has no more
@@ -148,5 +148,5 @@ def choose(
     joined = group(chunks, max(blocks))
     if not serves(joined):
         return blocks
-    other = group_regular(chunks, max(blocks), workers) if result else joined
+    other = group_regular(chunks, max(blocks), workers, most) if result else joined
     return other if serves(other) else joined

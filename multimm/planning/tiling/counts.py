@@ -34,6 +34,13 @@ MOST_ELEMENTS = 2**31
 #: of float64. Half of that takes 10000 chunks of 100 squares 1.4 times as long; with twice as many
 #: stacks hold 1.5 times what Dask's product does.
 JOINED = 2**17
+#: Bytes that Dask notes of each chunk of C in its own product, where k is two chunks: 100, 1600 and
+#: 10000 of them took 8 to 11 KB each.
+NOTED = 8_000
+#: Of what Dask's product holds of C, and notes of it, how many times as much a block row or column
+#: may take in a process without workers; and how many least blocks in any case: arbitrary, the
+#: latter 8 MB in float64.
+TIMES, FEW = 1.5, 4
 
 
 class Cut(NamedTuple):
@@ -56,6 +63,8 @@ class Most(NamedTuple):
     stack: int = MOST_ELEMENTS  #: elements of all matrices that are joined
     m: int = MOST_ELEMENTS  #: rows of A
     n: int = MOST_ELEMENTS  #: columns of B
+    rows: int = MOST_ELEMENTS  #: of C
+    columns: int = MOST_ELEMENTS  #: of C
     k: int = MOST_ELEMENTS  #: columns of A, and rows of B
 
 
@@ -83,9 +92,13 @@ def most_of(problem: Problem, cluster: ClusterSpec) -> Most:
         return Most()
     a, b, batch = problem.a, problem.b, prod(map(max, problem.batch_chunks))
     (rows, k_of_a), (k_of_b, columns) = (tuple(map(max, x.chunks[-2:])) for x in (a, b))
-    c = max(LEAST_EDGE["cpu"] ** 2, rows * columns) if in_process else MOST_ELEMENTS
+    least = LEAST_EDGE["cpu"]
+    c = max(least**2, rows * columns) if in_process else MOST_ELEMENTS
     stack = max(JOINED, batch * max(rows * columns, rows * k_of_a, k_of_b * columns))
     most = Most(*(min(MOST_ELEMENTS, size) for size in (c, stack)))
+    if in_process:
+        sides = _sides(problem, rows, columns, c, least)
+        most = most._replace(rows=sides[0], columns=sides[1])
     if made[0] and len(b.chunks[-1]) == 1:
         m, k = _longest(a, batch)
         most = most._replace(m=m, k=k)
@@ -93,6 +106,32 @@ def most_of(problem: Problem, cluster: ClusterSpec) -> Most:
         n, k = _longest(b.T, batch)
         most = most._replace(n=n, k=min(k, most.k))
     return most
+
+
+def _sides(problem: Problem, rows: int, columns: int, c: int, least: int) -> tuple[int, int]:
+    """Rows and columns of a block of C, at most; chunks of A have `rows`, and those of B `columns`.
+
+    What is computed of C along an axis, such as C less its means, holds a whole block row or block
+    column. Where chunks are joined that is several times as much as of Dask's product. But Dask's
+    product has more tasks, which take memory as well.
+    """
+    m, n = max(1, problem.m), max(1, problem.n)
+    chunks = len(problem.a.chunks[-2]) * len(problem.b.chunks[-1])
+    noted, few = chunks * NOTED // problem.out_bytes, FEW * least**2
+    tall, wide = (max(few, int(TIMES * (side + noted))) for side in (n * rows, m * columns))
+    tall, wide = max(rows, tall // n), max(columns, wide // m)
+    a_made, b_made = (
+        made and not held for made, held in zip(problem.made_anywhere, problem.held, strict=True)
+    )
+    if a_made and n <= isqrt(c):  # else what tasks make of A stays for the next block column
+        wide = n
+    if b_made and m <= isqrt(c):
+        tall = m
+    height, width = (
+        min(size, max(chunk, min(isqrt(c), most)))
+        for size, chunk, most in ((m, rows, tall), (n, columns, wide))
+    )
+    return max(rows, min(tall, c // width)), max(columns, min(wide, c // height))
 
 
 def _longest(spec: MatrixSpec, batch: int) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from math import inf
 from typing import NamedTuple
 
 Blocks = tuple[int, ...]
@@ -172,20 +173,20 @@ def made_regular(blocks: Blocks) -> Blocks:
 
 
 @remembered
-def group_regular(chunks: Blocks, target: int, workers: int) -> Blocks:
-    """As `group`, but regular where the chunks' own boundaries allow that.
+def group_regular(chunks: Blocks, target: int, workers: int, most: float = inf) -> Blocks:
+    """As `group`, but regular where the chunks' own boundaries allow that: none above `most`.
 
     Of several ways, the one that gives the busiest worker least, and of these the fewest blocks.
 
-    >>> group_regular((4, 4, 4, 4, 4, 4), 6, 1), group_regular((4, 4, 4, 4, 4, 4), 6, 2)
-    ((8, 8, 8), (4, 4, 4, 4, 4, 4))
+    >>> [group_regular((4,) * 6, 6, workers, most) for workers, most in ((1, 9), (1, 7), (2, 9))]
+    [(8, 8, 8), (4, 4, 4, 4, 4, 4), (4, 4, 4, 4, 4, 4)]
     """
     usual = group(chunks, target)
     if is_regular(usual):
         return usual
     ends = [*accumulate(chunks)]
     known = {*ends}
-    near = [end for end in ends if end > 0 and target <= 2 * end <= 3 * target]
+    near = [end for end in ends if 0 < end <= most and target <= 2 * end <= 3 * target]
     found = [regular(ends[-1], end) for end in near]
     found = [x for x in found if known.issuperset(accumulate(x))]
     return min(found, key=lambda x: (largest_share(x, workers), len(x)), default=usual)
