@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -203,14 +205,11 @@ def _keys_below(array: da.Array, name: str, blocks: tuple[int, ...]) -> list[Key
     from distributed import Future
 
     layer = array.dask.layers.get(name)
-    if layer is None or not layer.is_materialized():
-        return []
     if isinstance(layer, RearrangedLayer):
         below = _keys_below(array, layer.source, layer.blocks)
         return [below[number] for number in layer.numbers] if below else []
     keys = []
-    for index in np.ndindex(*blocks):
-        block = layer.get((name, *index))
+    for block in _blocks(array, name, blocks):
         if not isinstance(block, Future):
             return []
         keys.append(block.key)
@@ -219,11 +218,18 @@ def _keys_below(array: da.Array, name: str, blocks: tuple[int, ...]) -> list[Key
 
 def lie_in_process(array: da.Array) -> bool:
     """Whether an array's blocks are NumPy arrays that its graph has."""
-    layer = array.dask.layers.get(array.name)
-    if layer is None or not layer.is_materialized():
-        return False
-    blocks = (layer.get((array.name, *at)) for at in np.ndindex(*array.numblocks))
+    blocks = _blocks(array, array.name, array.numblocks)
     return all(isinstance(getattr(block, "value", block), np.ndarray) for block in blocks)
+
+
+def _blocks(array: da.Array, name: str, blocks: tuple[int, ...]) -> Iterator[Any]:
+    """What a layer has for each block, row by row; None where it is not there, or not written out.
+
+    No more is looked at than is asked for: a layer may have a million.
+    """
+    layer = array.dask.layers.get(name)
+    known = layer if layer is not None and layer.is_materialized() else {}
+    return (known.get((name, *at)) for at in product(*map(range, blocks)))
 
 
 def source_keys(array: da.Array) -> list[Key]:

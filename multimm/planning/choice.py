@@ -319,10 +319,13 @@ def _sends_sums(layout: Schedule) -> bool:
 
 
 def _joins_nothing(layout: Schedule) -> bool:
-    """Whether all chunks are multiplied by themselves, by a matrix no larger than one of them."""
+    """Whether chunks are multiplied as they come.
+
+    They are the blocks, or each is multiplied by a matrix no larger than one of them.
+    """
     own, parts = layout.in_place, layout.partial_products
     if own is None:
-        return not (layout.operands.cut_within or layout.operands.cut_again)
+        return not layout.operands.cut_again
     if parts is None or parts.totals.sub_blocks:
         return False
     largest = max(parts.rows) * max(parts.columns)

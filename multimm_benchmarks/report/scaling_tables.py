@@ -14,7 +14,7 @@ from multimm_benchmarks.report.style import look
 def rates(records: list[Record]) -> str:
     """Rates by workers; of ours, the share of what the workers reach each on its own.
 
-    Who was measured nowhere has no row: `peers` says why.
+    Who is absent everywhere has no row: `peers` says why.
     """
     counts, scale = sorted({sweep.workers(r) for r in records}), sweep.scale(records)
     rows: Rows = []

@@ -92,12 +92,11 @@ def most_of(problem: Problem, cluster: ClusterSpec) -> Most:
         return Most()
     a, b, batch = problem.a, problem.b, prod(map(max, problem.batch_chunks))
     (rows, k_of_a), (k_of_b, columns) = (tuple(map(max, x.chunks[-2:])) for x in (a, b))
-    least = LEAST_EDGE["cpu"]
-    c = max(least**2, rows * columns) if in_process else MOST_ELEMENTS
+    c = max(LEAST_EDGE["cpu"] ** 2, rows * columns) if in_process else MOST_ELEMENTS
     stack = max(JOINED, batch * max(rows * columns, rows * k_of_a, k_of_b * columns))
     most = Most(*(min(MOST_ELEMENTS, size) for size in (c, stack)))
     if in_process:
-        sides = _sides(problem, rows, columns, c, least)
+        sides = _sides(problem, rows, columns, c)
         most = most._replace(rows=sides[0], columns=sides[1])
     if made[0] and len(b.chunks[-1]) == 1:
         m, k = _longest(a, batch)
@@ -108,7 +107,7 @@ def most_of(problem: Problem, cluster: ClusterSpec) -> Most:
     return most
 
 
-def _sides(problem: Problem, rows: int, columns: int, c: int, least: int) -> tuple[int, int]:
+def _sides(problem: Problem, rows: int, columns: int, c: int) -> tuple[int, int]:
     """Rows and columns of a block of C, at most; chunks of A have `rows`, and those of B `columns`.
 
     What is computed of C along an axis, such as C less its means, holds a whole block row or block
@@ -117,7 +116,7 @@ def _sides(problem: Problem, rows: int, columns: int, c: int, least: int) -> tup
     """
     m, n = max(1, problem.m), max(1, problem.n)
     chunks = len(problem.a.chunks[-2]) * len(problem.b.chunks[-1])
-    noted, few = chunks * NOTED // problem.out_bytes, FEW * least**2
+    noted, few = chunks * NOTED // problem.out_bytes, FEW * LEAST_EDGE["cpu"] ** 2
     tall, wide = (max(few, int(TIMES * (side + noted))) for side in (n * rows, m * columns))
     tall, wide = max(rows, tall // n), max(columns, wide // m)
     a_made, b_made = (
