@@ -78,6 +78,14 @@ def test_sweeps_are_one(tmp_path, monkeypatch):
     ours = {r["detail"]["workers"]: (r["detail"]["status"], r["commit"]) for r in found}
     assert ours == {1: ("done", "c2"), 2: ("failed", "c2"), 4: ("done", "c1")}
     assert origin(found) == "8 x toy, 2026-01-03, commit c2 (multimm in part at c1)."
+    # A run of some cases: what the others had no room for stays, what failed does not.
+    absent = without_result("strong square 131072", "multimm", 1, "absent", "needs 250 GB")
+    failed = without_result("strong square 131072", "multimm", 2, "failed", "out of memory")
+    save(tmp_path, [absent, failed], "2026-01-04T00:00:00Z")
+    monkeypatch.setenv("MULTIMM_COMMIT", "c3")
+    save(tmp_path, [first[0]], "2026-01-05T00:00:00Z")
+    found = [r for r in Runs(tmp_path).of("scaling") if r["case"] == "strong square 131072"]
+    assert [r["detail"]["workers"] for r in found] == [1]
 
 
 def test_dtypes_may_be_measured_in_parts_on_one_day(tmp_path):

@@ -87,12 +87,13 @@ def _together(older: list[Record], newer: list[Record]) -> list[Record]:
     found, first = {key_of(record): record for record in newer}, newer[0]
     for record in older:
         other, same = found.get(key_of(record)), record["commit"] == first["commit"]
-        fits = _measured(record) and (same or _software(record) == _software(first))
-        if other is None:
-            fits = fits or same  # also of why it was not measured
+        if not same and _software(record) != _software(first):
+            continue
+        if other is None:  # also what has no room there; what failed may not fail any more
+            fits = same or record["detail"]["status"] != "failed"
         else:
             failed = record["system"] == "multimm" and not same and not not_come_to(other)
-            fits = fits and not _measured(other) and not failed
+            fits = _measured(record) and not _measured(other) and not failed
         if fits:
             found[key_of(record)] = record
     return sorted(found.values(), key=_place)
