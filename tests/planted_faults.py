@@ -184,7 +184,7 @@ PLANNING = (
     ),
     Fault(
         "a lazy product names the wrong workers for its blocks",
-        "planning/schedule.py",
+        "planning/result.py",
         "return tuple(rank % workers for rank in ranks)",
         "return tuple((rank + 1) % workers for rank in ranks)",
         "owners",

@@ -68,7 +68,7 @@ def test_stacks_are_right_wherever_their_blocks_lie(data, workers, broadcast):
         np.testing.assert_array_equal(c.compute(scheduler="sync"), x @ y)
         assert plan.bytes_received == sum(received(layout, workers + 1).values())
         assert len(c.dask.layers[c.name]) == plan.tasks
-        assert len(layout.result_owners(workers + 1)) == c.npartitions
+        assert len(layout.result.owners(workers + 1)) == c.npartitions
 
 
 @given(st.integers(0, 5), st.lists(st.integers(1, 4), min_size=2, max_size=4), st.booleans(),

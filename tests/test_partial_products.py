@@ -63,7 +63,7 @@ def test_products_are_right_wherever_chunks_lie(rows, columns, data, workers, by
         got = result.compute(scheduler="sync")
         np.testing.assert_array_equal(got.T if by_columns else got, 2 * (x @ y))
         assert len(result.__dask_graph__().layers[result.name]) == plan.tasks
-        assert len(layout.result_owners(workers)) in (0, result.npartitions)
+        assert len(layout.result.owners(workers)) in (0, result.npartitions)
 
 
 def test_cpus_sum_ranges_of_k_where_most_of_both_operands_lies():

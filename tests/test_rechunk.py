@@ -167,6 +167,6 @@ def test_c_that_lies_elsewhere_takes_memory_there_and_where_it_is_added():
         return sum(plan.spill_terms.values()), plan
 
     there, plan = held((0,) * 16)
-    here, _ = held(plan.layout.result_owners(4))
+    here, _ = held(plan.layout.result.owners(4))
     # One worker has all of it, another one fetches its quarter.
     assert there - here >= square.nbytes * (1 - 1 / 4) + square.nbytes / 4

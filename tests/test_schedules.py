@@ -229,7 +229,8 @@ def test_bytes_tasks_and_result_are_those_of_the_graph(schedule):
     a, b = operands(schedule)
     lazy = graph_of(schedule, a, b)
     received, kept = from_tasks(schedule, lazy, [a, b])
-    assert len(block_tasks(lazy)) == schedule.tasks + schedule.handing_out(schedule.grid.workers)[0]
+    cutting, _ = schedule.result.handing_out(schedule.grid.workers)
+    assert len(block_tasks(lazy)) == schedule.tasks + cutting
     assert counted_transfers.received(schedule, schedule.grid.workers) == received
     for role, x in zip(schedule.roles, (a, b), strict=False):
         assert max(kept[x.name].values()) <= schedule.operands.kept[role]

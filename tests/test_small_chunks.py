@@ -31,7 +31,7 @@ ON_GPUS = 10_000
 def test_a_chunk_of_c_is_one_task_where_its_rows_lie(on, rows):
     plan = plan_matmul(projection(rows), on)
     assert plan.tasks == 8
-    assert not plan.layout.hands_out
+    assert not plan.layout.result.hands_out
     assert not plan.bytes_recut
     assert plan.bytes_moved == 11552 * 64 * 4
 
@@ -41,8 +41,8 @@ def test_a_chunk_of_c_is_no_task_where_it_is_part_of_one():
     given = projection(ON_GPUS)
     wanted = (ON_GPUS,) * 7 + (ON_GPUS // 2,) * 2
     plan = plan_matmul(replace(given, chunks=(wanted, (64,))), gpus(2))
-    assert plan.layout.chunks == (wanted, (64,))
-    assert plan.layout.hands_out or plan.bytes_recut
+    assert plan.layout.result.chunks == (wanted, (64,))
+    assert plan.layout.result.hands_out or plan.bytes_recut
 
 
 @pytest.fixture

@@ -69,16 +69,16 @@ def build(
     if c is not None:
         parents.append(c)
     tasks = _tasks(operands, addend, step, keys)
-    owners = tuple(map(cluster.number, layout.result_owners(cluster.workers)))
+    owners = tuple(map(cluster.number, layout.result.owners(cluster.workers)))
     reads = {
         x.array.name: (x.role, x.transposed, x.chunks)
         for x in operands
         if x.reader is not None and not x.uploaded and not layout.problem.in_one
     }
     layer = ProductLayer(tasks, owners, cluster.workers, reads)
-    name = keys.name("chunk" if layout.hands_out else "matmul")
+    name = keys.name("chunk" if layout.result.hands_out else "matmul")
     high = HighLevelGraph.from_collections(name, layer, dependencies=parents)
-    result = da.Array(high, name, layout.chunks, meta=meta)
+    result = da.Array(high, name, layout.result.chunks, meta=meta)
     if layout.problem.downloaded and not layout.problem.in_one:
         return downloaded(result, keys, download_limit(layout, cluster))
     return result

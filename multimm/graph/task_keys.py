@@ -14,10 +14,10 @@ from typing import Any
 from multimm.graph.block_task import Inputs, Key, Place
 from multimm.graph.label import Kind, Label
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.owner_computes import OwnerComputes
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Coordinate
 from multimm.planning.tiling.rechunk import Index
+from multimm.planning.work.owner_computes import OwnerComputes
 
 #: Part of every token: raised when the meaning of a key changes.
 KEY_VERSION = 8

@@ -76,11 +76,11 @@ class MatmulPlan:
     @property
     def chunks(self) -> tuple[Blocks, ...]:
         """Sizes of the result's chunks, along all of its dimensions; a vector's are a matrix's."""
-        return self.layout.chunks
+        return self.layout.result.chunks
 
     @cached_property
     def _handing_out(self) -> tuple[int, int]:
-        return self.layout.handing_out(self.used.workers)
+        return self.layout.result.handing_out(self.used.workers)
 
     @property
     def grid(self) -> Grid:

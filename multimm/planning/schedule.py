@@ -10,7 +10,7 @@ so that only a few k-tiles of A and B are alive at a time.
 
 Who computes which block is said by a work map (`multimm.planning.work`), and how operands come
 there by `multimm.planning.distribution`, or, where one is multiplied chunk by chunk where it lies,
-by `multimm.planning.owner_computes`, which says both.
+by `multimm.planning.work.owner_computes`, which says both.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from typing import NamedTuple
 
 from multimm.planning.distribution import Distribution
 from multimm.planning.matrix import MatrixSpec
-from multimm.planning.owner_computes import OwnerComputes
 from multimm.planning.problem import Problem
+from multimm.planning.result import Result
 from multimm.planning.tiling.grid import (
     Blocks,
     Coordinate,
     Grid,
     Merge,
     ceil_div,
-    made_regular,
     merges,
     number_of,
     parts_of,
     spans,
 )
-from multimm.planning.tiling.result_chunks import Chunk, chunks_of, counted, within
+from multimm.planning.tiling.result_chunks import within
 from multimm.planning.tiling.stacks import Share, shares
 from multimm.planning.work.cyclic import Cyclic, cyclic
+from multimm.planning.work.owner_computes import OwnerComputes
 from multimm.planning.work.partial_products import PartialProducts
 from multimm.planning.work.symmetric import Symmetric, symmetric
 
@@ -62,8 +62,7 @@ LONE_FLOPS = 1.2e9
 LITTLE, LITTLE_OF = 64_000_000, 1 / 16
 
 
-#: Of results whose chunks and blocks meet in more places than so many, what is joined is not
-#: counted chunk by chunk, which takes 10 us each: arbitrary.
+#: Of more reads than so many, barriers are not counted one by one: arbitrary.
 COUNTED = 20_000
 
 
@@ -322,6 +321,11 @@ class Schedule:
         """How operands come to those that multiply them."""
         return self.in_place or self.tiles
 
+    @cached_property
+    def result(self) -> Result:
+        """C in the blocks of this schedule, and in the chunks that it comes in."""
+        return Result(self)
+
     def operand_chunks(self, role: str) -> tuple[Blocks, ...]:
         """The blocks of an operand, as it is multiplied or added."""
         if role == "c":
@@ -408,57 +412,6 @@ class Schedule:
     def longest(self) -> int:
         """Blocks along the side, or k-tiles along k, that has most of them."""
         return max(map(len, (self.m_blocks, self.n_blocks, self.k_tiles)))
-
-    @property
-    def own_chunks(self) -> tuple[Blocks, ...]:
-        """Sizes of the blocks in which the result is made."""
-        return (*self.batch_blocks, *self.work.sides)
-
-    @cached_property
-    def chunks(self) -> tuple[Blocks, ...]:
-        """Chunks of the result: what is wanted, else regular ones, if possible its blocks."""
-        return self.problem.chunks or tuple(map(made_regular, self.own_chunks))
-
-    @cached_property
-    def hands_out(self) -> bool:
-        """Whether chunks of the result are others than its blocks: `tiling.result_chunks`."""
-        return self.chunks != self.own_chunks
-
-    @cached_property
-    def block_owners(self) -> tuple[int, ...]:
-        """The number of the worker that makes each block of the result, in C order."""
-        sides = len(self.batch_sizes), *map(len, self.work.sides)
-        return tuple(self.completes(i, j, flat) for flat, i, j in product(*map(range, sides)))
-
-    @cached_property
-    def handed_out(self) -> tuple[Chunk, ...]:
-        """What each chunk of the result is made of; none where the blocks are the chunks."""
-        if not self.hands_out:
-            return ()
-        return tuple(chunks_of(self.chunks, self.own_chunks, self.block_owners))
-
-    def handing_out(self, workers: int) -> tuple[int, int]:
-        """Tasks that make the chunks of the result of its blocks, and bytes that travel for it.
-
-        Counted, but for many chunks of which some are joined: at most.
-        """
-        if not self.hands_out:
-            return 0, 0
-        chunks, blocks = self.chunks, self.own_chunks
-        count, parts = prod(map(len, chunks)), prod(map(len, blocks))
-        if all(map(within, chunks, blocks)):
-            return count, 0
-        if prod(len(x) + len(y) for x, y in zip(chunks, blocks, strict=True)) > COUNTED:
-            return count + parts, self.problem.result_bytes if workers > 1 else 0
-        tasks, moved = counted(chunks, blocks, self.block_owners, workers)
-        return tasks, moved * self.problem.out_bytes
-
-    def result_owners(self, workers: int) -> tuple[int, ...]:
-        """The worker of each chunk of C, in C order; empty where Dask decides."""
-        if self.queued or not self.work.spread(workers):
-            return ()
-        ranks = [x.owner for x in self.handed_out] if self.hands_out else self.block_owners
-        return tuple(rank % workers for rank in ranks)
 
     def completes(self, i: int, j: int, flat: int = 0) -> int:
         """The number of the worker that makes a block of the result, of one batch block."""

@@ -18,9 +18,9 @@ from multimm.graph.lowering.rechunk import cut_out
 from multimm.graph.lowering.sub_blocks import SubBlock, coalesced, task_of
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.sub_blocks import SubBlocks
-from multimm.planning.owner_computes import OwnerComputes
 from multimm.planning.tiling.grid import Coordinate, number_of
 from multimm.planning.tiling.rechunk import Where, shape_of
+from multimm.planning.work.owner_computes import OwnerComputes
 
 Cell = tuple[int, int]  #: a k-tile, and a block across
 

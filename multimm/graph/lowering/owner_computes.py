@@ -15,8 +15,8 @@ from multimm.graph.lowering.operand import Operand
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.multiply import Step
 from multimm.graph.tasks.partial_products import Recipe, join_partial_products, partial_product
-from multimm.planning.owner_computes import OwnerComputes
 from multimm.planning.tiling.grid import Coordinate
+from multimm.planning.work.owner_computes import OwnerComputes
 from multimm.planning.work.partial_products import Group
 from multimm.shapes import Shape
 

@@ -24,7 +24,7 @@ AFTER = 1
 def handed_out(keys: Keys, made: Mapping[Key, BlockTask]) -> dict[Key, BlockTask]:
     """Tasks that make the chunks of C of the blocks that other tasks make, by key."""
     found: dict[Key, BlockTask] = {}
-    for chunk in keys.layout.handed_out:
+    for chunk in keys.layout.result.handed_out:
         _hand_out(chunk, keys, made, found)
     return found
 

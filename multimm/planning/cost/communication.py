@@ -82,7 +82,7 @@ class Moved(NamedTuple):
 def moved(layout: Schedule, workers: int) -> Moved:
     """What is received, and even shares of what else moves: to cut, to add, to hand out C."""
     found = of_products(layout, workers)
-    more = layout.operands.rechunk.nbytes + layout.fetched_c + layout.handing_out(workers)[1]
+    more = layout.operands.rechunk.nbytes + layout.fetched_c + layout.result.handing_out(workers)[1]
     return Moved(found.total + more, found.busiest + more / workers)
 
 

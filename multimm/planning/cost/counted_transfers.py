@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate, chain, product
 
-from multimm.planning.owner_computes import OwnerComputes
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Coordinate, merges, spans
+from multimm.planning.work.owner_computes import OwnerComputes
 
 #: Blocks of one array on both sides that are counted one by one: arbitrary, a few milliseconds.
 SHARED = 1000

@@ -10,7 +10,6 @@ from multimm.planning.hardware import ClusterSpec
 from multimm.planning.schedule import SHORT, WINDOW, Schedule
 from multimm.planning.tiling.counts import bounds_blocks
 from multimm.planning.tiling.grid import ceil_div
-from multimm.planning.tiling.result_chunks import within
 
 Terms = dict[str, float]
 #: Bytes that must stay, and that may be spilled.
@@ -200,12 +199,11 @@ def _joined(layout: Schedule) -> Terms:
 
 def _handed_out(layout: Schedule) -> Terms:
     """Of a block whose chunks are cut out, and of a chunk that is joined of several."""
-    if not layout.hands_out:
+    result = layout.result
+    if not result.hands_out:
         return {}
-    sides = [layout.own_chunks]
-    if not all(map(within, layout.chunks, layout.own_chunks)):
-        sides.append(layout.chunks)
-    elements = sum(prod(map(max, chunks)) for chunks in sides)
+    sides = [result.blocks] if result.cut_out else [result.blocks, result.chunks]
+    elements = sum(prod(map(max, sizes)) for sizes in sides)
     return {"C handed out": elements * layout.problem.out_bytes}
 
 

@@ -147,7 +147,7 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
     rate, packing = link_rate(layout, cluster), _packing(layout, cluster)
     levels, fetched, sums = _sums(layout)
     handed_on = each * layout.work.handed_on(layout.steps) * p.sum_bytes
-    handed_out, joined = layout.handing_out(cluster.workers)
+    handed_out, joined = layout.result.handing_out(cluster.workers)
     tasks = layout.tasks + cuts + host_tasks(layout) + handed_out
     chains = ceil_div(layout.work.count * layout.parts, cluster.workers)
     products = flops * _filled_up(layout) / (product_gflops(p, device) * 1e9)
@@ -210,7 +210,7 @@ def _steps(layout: Schedule) -> int:
         + bool(operands.coalesced_transfers)
         + (layout.work.finishing(adds=p.c is not None) > 0)
         + (bool(layout.uploaded) + p.downloaded) * (not p.in_one)
-        + layout.hands_out
+        + layout.result.hands_out
     )
 
 
@@ -255,7 +255,7 @@ def _joining(layout: Schedule, cluster: ClusterSpec) -> float:
 
 def _handing_out(layout: Schedule, cluster: ClusterSpec, moved: int) -> float:
     """Seconds for the last chunks of C: all is read and written, and so many bytes travel."""
-    if not layout.hands_out:
+    if not layout.result.hands_out:
         return 0.0
     copied = 2 * layout.work.most_kept * layout.problem.out_bytes
     travels = moved / min(cluster.workers, layout.grid.workers) / link_rate(layout, cluster)

@@ -99,7 +99,7 @@ def matrices(plan: MatmulPlan) -> tuple[Matrix, Matrix, Matrix]:
     def number(rank: int) -> int | None:
         return None if layout.queued else plan.cluster.number(rank % workers)
 
-    rows, columns = layout.own_chunks[-2:]
+    rows, columns = layout.result.blocks[-2:]
     c = Matrix("C", rows, columns, lambda i, j: number(layout.completes(i, j)))
     return _operand("a", layout, number), _operand("b", layout, number), c
 

@@ -15,7 +15,6 @@ from multimm.planning.explain import workers
 from multimm.planning.explain.arithmetic import arithmetic
 from multimm.planning.limits import MOST_TASKS, TASK_BYTES
 from multimm.planning.tiling.grid import Blocks
-from multimm.planning.tiling.result_chunks import within
 
 if TYPE_CHECKING:
     from multimm.planning.plan import MatmulPlan
@@ -94,7 +93,7 @@ def sections(plan: MatmulPlan) -> Iterator[Section]:
     yield Section("k", _k(plan))
     if notes := [*_operands(plan)]:
         yield Section("operands", "; ".join(notes))
-    if layout.hands_out:
+    if layout.result.hands_out:
         yield Section("chunks", _handed_out(plan))
     yield Section("tasks", _tasks(plan))
     yield Section("moves", *_moves(plan))
@@ -209,10 +208,10 @@ def _lie(roles: Iterable[str]) -> str:
 
 
 def _handed_out(plan: MatmulPlan) -> str:
-    layout = plan.layout
-    joined = plan.bytes_joined or not all(map(within, layout.chunks, layout.own_chunks))
+    result = plan.layout.result
+    joined = plan.bytes_joined or not result.cut_out
     how = " and joined" if joined else " where they lie"
-    return f"C in {_many(layout.chunks)[:-7]} of {_sizes(layout.chunks)}, cut out of blocks{how}"
+    return f"C in {_many(result.chunks)[:-7]} of {_sizes(result.chunks)}, cut out of blocks{how}"
 
 
 def _tasks(plan: MatmulPlan) -> str:
