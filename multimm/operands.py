@@ -111,8 +111,9 @@ def as_array(x: Any, name: str, *, lazily: bool = False) -> Array:
         return plain(x)
     if lazily and sources.is_source(x):
         return sources.lazily(x)
-    if hasattr(x, "__array__") or isinstance(x, int | float | complex):
-        return _converted(x, name)
+    made = _converted(x, name)
+    if made.dtype.kind in "biufc" or hasattr(x, "__array__"):
+        return made
     raise ArrayTypeError(f"{name} is a {kind_of(x)}: pass a NumPy, CuPy or Dask array")
 
 

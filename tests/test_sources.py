@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import array
+import collections
+import ctypes
 import pickle
 import tracemalloc
+from decimal import Decimal
 from io import BytesIO
+from types import SimpleNamespace
 
 import dask
 import dask.array as da
@@ -230,6 +235,50 @@ def test_lists_that_cannot_be_used_are_refused_in_one_line(rows, computed):
                     call(given, other)
                 assert "\n" not in str(info.value)
     assert not computed
+
+
+NUMBERS = np.arange(6.0)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        array.array("d", NUMBERS),
+        array.array("d"),
+        memoryview(NUMBERS.reshape(2, 3)),
+        memoryview(NUMBERS.reshape(3, 2).T)[::1],
+        memoryview(b"abc"),
+        bytearray(b"abc"),
+        range(6),
+        collections.deque(NUMBERS),
+        (ctypes.c_double * 3 * 2)((1, 2, 3), (4, 5, 6)),
+        SimpleNamespace(__array_interface__=NUMBERS.__array_interface__),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_whatever_numpy_makes_numbers_of_is_an_operand(given, tmp_path):
+    made = np.asarray(given)
+    other = np.arange(2 * made.shape[-1]).reshape(-1, 2)
+    for b in (other, da.from_array(other, chunks=2)):
+        c = multimm.matmul(given, b)
+        assert c.dtype == (made @ other).dtype
+        np.testing.assert_array_equal(c, made @ other)
+        np.testing.assert_array_equal(multimm.inner(b.T, given), np.inner(other.T, made))
+        assert multimm.verify(given, b, made @ other)
+    save_array(given, tmp_path / "a.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), made)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [None, b"abc", memoryview(b"abc").cast("c"), {1, 2}, Decimal(1), (i for i in range(3))],
+    ids=lambda given: type(given).__name__,
+)
+def test_what_numpy_makes_no_numbers_of_is_named(given):
+    for b in (B, da.from_array(B, chunks=20)):
+        with pytest.raises(ArrayTypeError, match=type(given).__name__) as info:
+            multimm.matmul(given, b)
+        assert "\n" not in str(info.value)
 
 
 @pytest.mark.parametrize("reason", [TypeError, RuntimeError])
