@@ -17,6 +17,7 @@ import h5py
 import netCDF4
 import numpy as np
 import pytest
+import xarray
 import zarr
 from fsspec.implementations.memory import MemoryFileSystem
 from small import integers
@@ -443,3 +444,35 @@ def test_views_of_a_file_travel(tmp_path):
     c = multimm.matmul(da.from_array(A, chunks=20), source)
     elsewhere = pickle.loads(pickle.dumps(c))
     np.testing.assert_array_equal(elsewhere.compute(), A @ B.astype("f4"))
+
+
+def zarr_in_a_folder(x):
+    return zarr.create_array("x.zarr", data=x, chunks=(20, 25))
+
+
+def zarr_in_a_wrapped_folder(x):
+    store = zarr.storage.WrapperStore(zarr.storage.LocalStore("x.zarr"))
+    return zarr.create_array(store, data=x, chunks=(20, 25))
+
+
+def zipped_zarr(x):
+    with zarr.storage.ZipStore("x.zip", mode="w") as store:
+        zarr.create_array(store, data=x)
+    return zarr.open_array(zarr.storage.ZipStore("x.zip", mode="r"))
+
+
+def lazy_xarray(x):
+    xarray.DataArray(x, dims=("k", "n"), name="x").to_dataset().to_zarr("x.zarr", zarr_format=2)
+    return xarray.open_zarr("x.zarr", chunks=None)["x"]
+
+
+@pytest.mark.parametrize(
+    "kind", [zarr_in_a_folder, zarr_in_a_wrapped_folder, zipped_zarr, lazy_xarray]
+)
+def test_files_are_found_by_workers_in_another_folder(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    c = multimm.matmul(da.from_array(A, chunks=20), kind(B))
+    pickled = pickle.dumps(c)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    np.testing.assert_array_equal(pickle.loads(pickled).compute(), A @ B)
