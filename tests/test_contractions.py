@@ -361,7 +361,11 @@ def test_an_order_of_more_operations_is_not_taken_for_its_blocks():
 
 @HERE
 @pytest.mark.parametrize(
-    "optimize", ["gready", [(0, 1)], [(0, 5), (0, 1)], [(0,)], 7, ["einsum_path"]]
+    "optimize",
+    [
+        *("gready", [(0, 1)], [(0, 5), (0, 1)], [(0,)], 7, ["einsum_path"], ["einsum_path", 3]),
+        *(("greedy", None), ("greedy", "1 GB"), ("greedy", float("inf"))),
+    ],
 )
 def test_a_path_that_is_none_is_refused(optimize):
     x = da.ones((3, 3), chunks=2)
