@@ -12,6 +12,7 @@ import mmap
 import os
 import pickle
 import uuid
+from collections import UserList, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -37,6 +38,8 @@ Where = tuple[slice, ...]
 #: changed afterwards, and the same call gives the same keys. Both take 20 ms for so many. Of larger
 #: ones, blocks are views. Arbitrary.
 COPIED = 2**24
+#: What NumPy stacks the elements of, and may hold Dask arrays: the last ones of a stream, say.
+NESTED = (list, tuple, deque, UserList)
 #: Levels of lists in lists that are looked at: NumPy has no more dimensions.
 DEPTH = 64
 #: netCDF's library runs in one thread at a time, whatever file it reads.
@@ -45,7 +48,7 @@ _NETCDF = "multimm-netcdf"
 
 def elements(x: Any, depth: int = DEPTH) -> Iterator[Any]:
     """What lists and tuples hold, however deep; anything else itself."""
-    if not isinstance(x, list | tuple) or not depth:
+    if not isinstance(x, NESTED) or not depth:
         yield x
         return
     for item in x:
@@ -297,6 +300,6 @@ def _is_mapped(x: Any) -> bool:
 
 def stacked(x: Any, part: Callable[[Any], Array]) -> Array:
     """The Dask array of nested lists, each of whose elements `part` makes one of."""
-    if not isinstance(x, list | tuple):
+    if not isinstance(x, NESTED):
         return part(x)
     return cast("Array", da.stack([stacked(item, part) for item in x]))

@@ -177,7 +177,10 @@ def rows(computed):
 
 
 @calls
-@pytest.mark.parametrize("as_given", [list, tuple, lambda rows: [rows[:20], rows[20:]]])
+@pytest.mark.parametrize(
+    "as_given",
+    [list, tuple, lambda rows: [rows[:20], rows[20:]], collections.deque, collections.UserList],
+)
 def test_lists_of_dask_arrays_are_stacked_and_not_computed(call, as_given, rows, computed):
     given = as_given(rows)
     if isinstance(given[0], list):  # a stack of two
