@@ -104,15 +104,16 @@ def as_array(x: Any, name: str, *, lazily: bool = False) -> Array:
         return x
     if is_dask(x):
         return _checked_dask(x, name)
-    if isinstance(x, list | tuple):
+    if isinstance(x, sources.NESTED):
         return _of_list(x, name, lazily)
     _check_kind(x, name)
     if isinstance(x, np.ndarray) or _library(x) == "cupy":
         return plain(x)
     if lazily and sources.is_source(x):
         return sources.lazily(x)
-    if hasattr(x, "__array__") or isinstance(x, int | float | complex):
-        return _converted(x, name)
+    made = _converted(x, name)
+    if made.dtype.kind in "biufc" or hasattr(x, "__array__"):
+        return made
     raise ArrayTypeError(f"{name} is a {kind_of(x)}: pass a NumPy, CuPy or Dask array")
 
 
@@ -126,7 +127,7 @@ def arrays(**given: Any) -> dict[str, Array]:
 
 def is_lazy(x: Any) -> bool:
     """Whether it is a Dask array, or nested lists that hold one."""
-    return is_dask(x) or (isinstance(x, list | tuple) and any(map(is_dask, sources.elements(x))))
+    return is_dask(x) or (isinstance(x, sources.NESTED) and any(map(is_dask, sources.elements(x))))
 
 
 def _of_list(x: Any, name: str, lazily: bool) -> Array:

@@ -10,13 +10,18 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import pickle
 import uuid
+from collections import UserList, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from io import BytesIO
 from numbers import Integral
+from pathlib import Path
 from typing import Any, cast
 
+import cloudpickle  # type: ignore[import-untyped]
 import dask.array as da
 import numpy as np
 from dask.array.core import Array, normalize_chunks, slices_from_chunks
@@ -33,6 +38,8 @@ Where = tuple[slice, ...]
 #: changed afterwards, and the same call gives the same keys. Both take 20 ms for so many. Of larger
 #: ones, blocks are views. Arbitrary.
 COPIED = 2**24
+#: What NumPy stacks the elements of, and may hold Dask arrays: the last ones of a stream, say.
+NESTED = (list, tuple, deque, UserList)
 #: Levels of lists in lists that are looked at: NumPy has no more dimensions.
 DEPTH = 64
 #: netCDF's library runs in one thread at a time, whatever file it reads.
@@ -41,7 +48,7 @@ _NETCDF = "multimm-netcdf"
 
 def elements(x: Any, depth: int = DEPTH) -> Iterator[Any]:
     """What lists and tuples hold, however deep; anything else itself."""
-    if not isinstance(x, list | tuple) or not depth:
+    if not isinstance(x, NESTED) or not depth:
         yield x
         return
     for item in x:
@@ -107,27 +114,24 @@ class Source:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For workers: files are opened there, and what cannot travel is read first."""
-        moved: Any = self.source if self.opener is None else self.opener
-        if not self._is_elsewhere():
+        try:
+            moved = self._elsewhere()
+        except Exception:  # pickle passes on whatever an object raises
+            moved = None
+        if moved is None:
             moved = self[(slice(None),) * self.ndim]
         return Source, (moved, self.shape, self.dtype, self.chunks)
 
-    def _is_elsewhere(self) -> bool:
-        """Whether another process reads the same."""
-        import cloudpickle  # type: ignore[import-untyped]
-
+    def _elsewhere(self) -> Any:
+        """What reads the same in another process; None, or an error, if nothing does."""
         if _of_this_process(self.source):
-            return False
-        try:
-            if self.opener is None:
-                cloudpickle.dumps(self.source, protocol=5, buffer_callback=[].append)
-            elif self.opener.is_written():  # netCDF's library does not say how it opened a file
-                return False
-            else:  # a name of what lies in memory, say, opens nothing
-                self.opener[(slice(0, 0),) * self.ndim]
-        except Exception:  # pickle passes on whatever an object raises
-            return False
-        return True
+            return None
+        if self.opener is None:
+            return _pickled(self.source)
+        if self.opener.is_written():  # netCDF's library does not say how it opened a file
+            return None
+        self.opener[(slice(0, 0),) * self.ndim]  # a name of what lies in memory, say, opens nothing
+        return self.opener
 
 
 @dataclass
@@ -164,6 +168,42 @@ class OpenedForEachRead:
                 f"{self.path}: {self.name}, an operand, cannot be read ({one_line(error)}); leave "
                 "the file as it is until the product is computed"
             ) from error
+
+
+class _Anchoring(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    """Paths become absolute: a worker may run in another folder, where Zarr would find zeros."""
+
+    anchored = False
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, Path) or obj.is_absolute():
+            return super().reducer_override(obj)
+        self.anchored = True
+        return type(obj), (str(obj.absolute()),)
+
+
+@dataclass
+class _Pickled:
+    """An object that was pickled; it arrives as the object."""
+
+    data: bytes
+    buffers: list[pickle.PickleBuffer]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self.data, self.buffers)
+
+
+def _pickled(source: Any) -> Any:
+    """The object, or one that has the same files for a process in another folder."""
+    buffers: list[pickle.PickleBuffer] = []
+    with BytesIO() as file:
+        pickler = _Anchoring(file, protocol=5, buffer_callback=buffers.append)
+        pickler.dump(source)
+        return _Pickled(file.getvalue(), buffers) if pickler.anchored else source
+
+
+def _unpickled(data: bytes, buffers: list[Any]) -> Any:
+    return pickle.loads(data, buffers=buffers)
 
 
 def _opener(source: Any) -> OpenedForEachRead | None:
@@ -260,6 +300,6 @@ def _is_mapped(x: Any) -> bool:
 
 def stacked(x: Any, part: Callable[[Any], Array]) -> Array:
     """The Dask array of nested lists, each of whose elements `part` makes one of."""
-    if not isinstance(x, list | tuple):
+    if not isinstance(x, NESTED):
         return part(x)
     return cast("Array", da.stack([stacked(item, part) for item in x]))

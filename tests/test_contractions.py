@@ -361,7 +361,11 @@ def test_an_order_of_more_operations_is_not_taken_for_its_blocks():
 
 @HERE
 @pytest.mark.parametrize(
-    "optimize", ["gready", [(0, 1)], [(0, 5), (0, 1)], [(0,)], 7, ["einsum_path"]]
+    "optimize",
+    [
+        *("gready", [(0, 1)], [(0, 5), (0, 1)], [(0,)], 7, ["einsum_path"], ["einsum_path", 3]),
+        *(("greedy", None), ("greedy", "1 GB"), ("greedy", float("inf"))),
+    ],
 )
 def test_a_path_that_is_none_is_refused(optimize):
     x = da.ones((3, 3), chunks=2)
@@ -528,6 +532,43 @@ def test_bfloat16_is_summed_in_float32_whatever_is_beside_it(subscripts, other, 
     assert found.dtype == multimm.matmul(given[0], given[1].T).dtype
     assert np.asarray(found).dtype == found.dtype
     np.testing.assert_array_equal(np.asarray(found).astype(np.complex128), expected)
+
+
+@HERE
+@pytest.mark.parametrize("chunks", [None, 700, -1])
+@pytest.mark.parametrize("dtype", ["float16", HALF], ids=str)
+@pytest.mark.parametrize("subscripts", ["ij->j", "ij->", "ij,ij->j", "ij,jk->k", "ij,jk,ij->"])
+def test_halves_are_summed_in_float32_without_a_product_of_matrices(subscripts, dtype, chunks):
+    """In their own dtype sums stick at 1024, where a half is rounded away."""
+    arrays = [np.full((4096, 2), 0.5, dtype), np.ones((2, 2), dtype), np.ones((4096, 2), dtype)]
+    arrays = arrays[: subscripts.count(",") + 1]
+    if subscripts == "ij,ij->j":
+        arrays[1] = np.ones((4096, 2), dtype)
+    made = multimm.matmul(arrays[0].T, arrays[0]).dtype
+    expected = np.einsum(subscripts, *[x.astype("f4") for x in arrays]).astype(made)
+    given = arrays if chunks is None else [da.from_array(x, chunks=chunks) for x in arrays]
+    found = multimm.einsum(subscripts, *given)
+    assert found.dtype == made
+    np.testing.assert_array_equal(np.asarray(found), expected)
+
+
+@HERE
+@pytest.mark.parametrize("chunks", [None, 700, -1])
+@pytest.mark.parametrize("subscripts", ["ij,jk->k", "ij,jk->ik", "ij,kj,kl->il", "ij,kj->k"])
+def test_halves_on_the_way_may_be_beyond_what_the_result_can_be(subscripts, chunks):
+    """Sums of 2048 times 64 are beyond 65504, and a thousandth of them is not."""
+    sizes = {"i": 2048, "j": 2, "k": 2, "l": 2}
+    if subscripts == "ij,kj,kl->il":
+        sizes |= {"i": 2, "j": 2048}
+    terms = subscripts.partition("->")[0].split(",")
+    arrays = [np.full([sizes[x] for x in term], 64, "f2") for term in terms]
+    arrays[-1][:] = 2.0**-10
+    expected = np.einsum(subscripts, *[x.astype("f4") for x in arrays]).astype("f2")
+    assert np.isfinite(expected).all()
+    given = arrays if chunks is None else [da.from_array(x, chunks=chunks) for x in arrays]
+    found = multimm.einsum(subscripts, *given)
+    assert found.dtype == np.float16
+    np.testing.assert_array_equal(np.asarray(found), expected)
 
 
 @HERE

@@ -164,12 +164,13 @@ def imported_modules() -> dict[str, set[str]]:
     for name, path in known.items():
         used = set()
         for node in ast.walk(_WithoutTyping().visit(ast.parse(path.read_text()))):
-            if isinstance(node, ast.ImportFrom) and node.module:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("multimm"):
                 package = node.module.removeprefix("multimm").strip(".")
                 taken = {f"{package}.{alias.name}".strip(".") for alias in node.names}
                 used |= {one if one in known else package for one in taken}
             elif isinstance(node, ast.Import):
-                used |= {alias.name.removeprefix("multimm.") for alias in node.names}
+                ours = (a.name for a in node.names if a.name.startswith("multimm."))
+                used |= {one.removeprefix("multimm.") for one in ours}
         found[name] = used & known.keys() - {name}
     return found
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import array
+import collections
+import ctypes
 import pickle
 import tracemalloc
+from decimal import Decimal
 from io import BytesIO
+from types import SimpleNamespace
 
 import dask
 import dask.array as da
@@ -12,6 +17,7 @@ import h5py
 import netCDF4
 import numpy as np
 import pytest
+import xarray
 import zarr
 from fsspec.implementations.memory import MemoryFileSystem
 from small import integers
@@ -171,7 +177,10 @@ def rows(computed):
 
 
 @calls
-@pytest.mark.parametrize("as_given", [list, tuple, lambda rows: [rows[:20], rows[20:]]])
+@pytest.mark.parametrize(
+    "as_given",
+    [list, tuple, lambda rows: [rows[:20], rows[20:]], collections.deque, collections.UserList],
+)
 def test_lists_of_dask_arrays_are_stacked_and_not_computed(call, as_given, rows, computed):
     given = as_given(rows)
     if isinstance(given[0], list):  # a stack of two
@@ -230,6 +239,50 @@ def test_lists_that_cannot_be_used_are_refused_in_one_line(rows, computed):
                     call(given, other)
                 assert "\n" not in str(info.value)
     assert not computed
+
+
+NUMBERS = np.arange(6.0)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        array.array("d", NUMBERS),
+        array.array("d"),
+        memoryview(NUMBERS.reshape(2, 3)),
+        memoryview(NUMBERS.reshape(3, 2).T)[::1],
+        memoryview(b"abc"),
+        bytearray(b"abc"),
+        range(6),
+        collections.deque(NUMBERS),
+        (ctypes.c_double * 3 * 2)((1, 2, 3), (4, 5, 6)),
+        SimpleNamespace(__array_interface__=NUMBERS.__array_interface__),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_whatever_numpy_makes_numbers_of_is_an_operand(given, tmp_path):
+    made = np.asarray(given)
+    other = np.arange(2 * made.shape[-1]).reshape(-1, 2)
+    for b in (other, da.from_array(other, chunks=2)):
+        c = multimm.matmul(given, b)
+        assert c.dtype == (made @ other).dtype
+        np.testing.assert_array_equal(c, made @ other)
+        np.testing.assert_array_equal(multimm.inner(b.T, given), np.inner(other.T, made))
+        assert multimm.verify(given, b, made @ other)
+    save_array(given, tmp_path / "a.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), made)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [None, b"abc", memoryview(b"abc").cast("c"), {1, 2}, Decimal(1), (i for i in range(3))],
+    ids=lambda given: type(given).__name__,
+)
+def test_what_numpy_makes_no_numbers_of_is_named(given):
+    for b in (B, da.from_array(B, chunks=20)):
+        with pytest.raises(ArrayTypeError, match=type(given).__name__) as info:
+            multimm.matmul(given, b)
+        assert "\n" not in str(info.value)
 
 
 @pytest.mark.parametrize("reason", [TypeError, RuntimeError])
@@ -394,3 +447,35 @@ def test_views_of_a_file_travel(tmp_path):
     c = multimm.matmul(da.from_array(A, chunks=20), source)
     elsewhere = pickle.loads(pickle.dumps(c))
     np.testing.assert_array_equal(elsewhere.compute(), A @ B.astype("f4"))
+
+
+def zarr_in_a_folder(x):
+    return zarr.create_array("x.zarr", data=x, chunks=(20, 25))
+
+
+def zarr_in_a_wrapped_folder(x):
+    store = zarr.storage.WrapperStore(zarr.storage.LocalStore("x.zarr"))
+    return zarr.create_array(store, data=x, chunks=(20, 25))
+
+
+def zipped_zarr(x):
+    with zarr.storage.ZipStore("x.zip", mode="w") as store:
+        zarr.create_array(store, data=x)
+    return zarr.open_array(zarr.storage.ZipStore("x.zip", mode="r"))
+
+
+def lazy_xarray(x):
+    xarray.DataArray(x, dims=("k", "n"), name="x").to_dataset().to_zarr("x.zarr", zarr_format=2)
+    return xarray.open_zarr("x.zarr", chunks=None)["x"]
+
+
+@pytest.mark.parametrize(
+    "kind", [zarr_in_a_folder, zarr_in_a_wrapped_folder, zipped_zarr, lazy_xarray]
+)
+def test_files_are_found_by_workers_in_another_folder(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    c = multimm.matmul(da.from_array(A, chunks=20), kind(B))
+    pickled = pickle.dumps(c)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    np.testing.assert_array_equal(pickle.loads(pickled).compute(), A @ B)

@@ -12,7 +12,7 @@ from small import integers
 
 import multimm
 from multimm import verify
-from multimm.errors import IntegerOverflowWarning
+from multimm.errors import DTypeError, IntegerOverflowWarning
 
 
 @pytest.fixture(params=["numpy", "threads"])
@@ -213,6 +213,46 @@ def test_integers_that_wrapped_around_are_said_to_have(held, dtype):
     assert dtype in str(result)
     c[5, 3] += 1
     assert "WRONG" in str(verify(*map(held, (*large, c))))
+
+
+LONG = pytest.mark.skipif(np.finfo("g").max == np.finfo("d").max, reason="they are float64 here")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [
+        *[(dtype, scale) for dtype in "dD" for scale in ("1e-150", "1e-155", "1e-160")],
+        *[pytest.param(x, y, marks=LONG) for x in "gG" for y in ("1e-160", "1e-200", "1e-2000")],
+    ],
+)
+def test_what_would_show_at_the_lower_end_of_float64_does(held, dtype, scale):
+    """No right product is called wrong there, of long doubles below it either."""
+    scale = np.dtype(dtype).type(scale).real
+    a, b = integers((40, 30), 3, dtype) * scale, integers((30, 50), 4, dtype) * scale
+    c = a @ b
+    result = verify(held(a), held(b), held(c))
+    assert result
+    assert result.detects >= 5e-324
+    c[3, 4] += c.dtype.type(result.detects) * 2
+    assert not verify(held(a), held(b), held(c))
+
+
+@LONG
+@pytest.mark.parametrize("where", ["all", "a", "b", "c"])
+@pytest.mark.parametrize("dtype", ["g", "G"])
+def test_long_doubles_beyond_the_range_of_float64(held, where, dtype):
+    """They were infinite for the check: it passed wrong ones, and called right ones wrong."""
+    a, b = integers((40, 30), 3, dtype), integers((30, 50), 4, dtype)
+    scale = {"a": np.longdouble("1e400"), "all": np.longdouble("1e200")}
+    a, b = a * scale.get(where, 1), b * scale.get({"a": "", "b": "a"}.get(where, where), 1)
+    c = a @ b
+    if where == "c":
+        c[3, 4] = scale["a"]
+    with pytest.raises(DTypeError, match=r"float64, .* beyond its range: scale") as caught:
+        verify(held(a), held(b), held(c))
+    assert "\n" not in str(caught.value)
+    c[:] = np.inf  # which float64 has
+    assert not verify(held(np.ones_like(a)), held(np.ones_like(b)), held(c))
 
 
 # What the user has NumPy do on overflow ---------------------------------------------------

@@ -29,6 +29,8 @@ FIELDS = (
 #: of the sharp bound. Arbitrary: the largest of many right rows stays below 4 on normal data,
 #: and a row that is right costs no more than a second look.
 OUTLIER = 16
+#: Smallest number of float64, for bounds of 0: a larger one would pass what is wrong below it.
+LEAST = 5e-324
 #: Rows that are recomputed because they differ much (arbitrary: one bug shows in one row as well as
 #: in many); because sums over them say nothing, for they hold values that are not finite; and
 #: because A makes all of them non-finite.
@@ -93,9 +95,9 @@ def _judge_rows(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
     suspect = compare & ~(decided & (residual <= sharp))
     wrong = broken | (compare & decided & ~(residual <= certain))
     lost = infected & ~broken
-    score = residual / np.maximum(sharp, 1e-300)
-    ratio = np.where(decided, residual / np.maximum(certain, 1e-300), 0.0)
-    usual = OUTLIER * _median(score[compare & decided])
+    score = residual / np.maximum(sharp, LEAST)
+    ratio = np.where(decided, residual / np.maximum(certain, LEAST), 0.0)
+    usual = min(OUTLIER * _median(score[compare & decided]), np.finfo(np.float64).max)
     apart = compare & decided & ~suspect & (score > usual)
     found = {
         "wrong": wrong.sum(),
@@ -265,7 +267,7 @@ def _compare_scaled(
     told = ~unknown | (c == given) | (np.isnan(c) & np.isnan(given))
     told |= rule.kind == "complex"  # NumPy's products of them and ours differ there
     error = np.where(np.isfinite(c) & ~unknown, np.abs(small(c) - expected), math.inf)
-    ratio = np.where(np.isfinite(error), error / np.maximum(bound, 1e-300), math.inf)
+    ratio = np.where(np.isfinite(error), error / np.maximum(bound, LEAST), math.inf)
     right = ~np.isfinite(c) & np.where(unknown, told | on_the_way, beyond | on_the_way)
     error = np.where(unknown, math.nan, error)
     return np.where(right, 0.0, ratio), error, bound

@@ -196,9 +196,9 @@ def row_rule(
 def _format(dtype: np.dtype[Any]) -> tuple[float, float, float]:
     if dtype.name == "bfloat16":
         return BFLOAT16
-    info = np.finfo(dtype)
-    largest = float(min(info.max, np.finfo(np.float64).max))
-    return float(info.eps) / 2, float(info.smallest_subnormal), largest
+    info, used = np.finfo(dtype), np.finfo(np.float64)  # the check computes in these
+    smallest = float(max(info.smallest_subnormal, used.smallest_subnormal))
+    return float(info.eps) / 2, smallest, float(min(info.max, used.max))
 
 
 def scalar(value: complex, name: str, kind: str) -> Any:

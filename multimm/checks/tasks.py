@@ -17,6 +17,7 @@ import numpy as np
 
 from multimm.blocks import plain
 from multimm.checks.rule import PRIME, SHRINK, Rule
+from multimm.errors import DTypeError
 from multimm.failures import named
 from multimm.gpu.arrays import to_numpy
 from multimm.graph.block_task import check_shape
@@ -117,7 +118,7 @@ def _as_rows(task: _Task, other: Any, rule: Rule, strip: Any) -> Any:
 @_in_strips(add_stats)
 def sketch_rows(block: Any, vectors: Any, rule: Rule) -> Any:
     """(rows, columns) @ (columns, rounds) and STATS; a new axis stands for the block column."""
-    values = block.astype(rule.dtype)
+    values = _converted(block, rule)
     if rule.kind == "int":
         return _residues(block, values, vectors, rule)
     size = np.abs(values)
@@ -132,6 +133,18 @@ def sketch_rows(block: Any, vectors: Any, rule: Rule) -> Any:
     stats = np.stack([total, peak, *counts], axis=-1)
     sketch = np.matmul(values, np.asarray(vectors, like=block).astype(np.float64))
     return np.concatenate([to_numpy(sketch), stats.astype(rule.dtype)], axis=-1)[..., None, :]
+
+
+def _converted(block: Any, rule: Rule) -> Any:
+    """The block in the check's dtype; `DTypeError` for long doubles that are infinite in it."""
+    values = block.astype(rule.dtype)
+    wider = block.dtype.itemsize > values.dtype.itemsize
+    if wider and (np.isfinite(block) & ~np.isfinite(values)).any():
+        raise DTypeError(
+            f"verify computes in float64, and is given values of {block.dtype} beyond its range: "
+            "scale operands and product by powers of two"
+        )
+    return values
 
 
 def _used(values: Any, keep: Any, rule: Rule) -> tuple[Any, tuple[Any, ...]]:
@@ -156,7 +169,7 @@ def product_rows(block: Any, sketch: Any, rule: Rule) -> Any:
 
     The norm of a row of B is bounded by sqrt(total * peak): squares would overflow.
     """
-    values = block.astype(rule.dtype)
+    values = _converted(block, rule)
     if rule.kind == "int":
         return _residues(block, values, sketch, rule)
     sketch = to_numpy(sketch)

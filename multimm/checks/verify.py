@@ -197,6 +197,8 @@ def verify(
     ------
     ShapeError, DTypeError, ArrayTypeError, OptionError
         For operands that do not fit together, before anything is computed.
+    DTypeError
+        From tasks, for long doubles beyond the range of float64, in which the check computes.
     ClusterError
         For Dask operands in the event loop of an asynchronous client, where nothing may wait.
 

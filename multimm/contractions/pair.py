@@ -68,6 +68,11 @@ def roles(a: Labels, b: Labels, out: Labels) -> Roles:
     )
 
 
+#: NumPy's einsum adds the one up in its own dtype, in which 2048 + 1 is 2048, and has none of the
+#: other.
+HALVES = {"float16", "bfloat16"}
+
+
 def elementwise(terms: list[Term], out: Labels, dtype: np.dtype[Any] | None = None) -> Array:
     """What is no product of matrices: diagonals, sums of one operand, products of elements.
 
@@ -79,12 +84,12 @@ def elementwise(terms: list[Term], out: Labels, dtype: np.dtype[Any] | None = No
     made = own if dtype is None else dtype
     exact = made.kind in "fc" and all(is_narrow(x.dtype) for x in arrays)
     sums = np.dtype("int64") if exact else dtype
-    if "bfloat16" in (made.name, *(x.dtype.name for x in arrays)):  # einsum of NumPy has none
-        sums = np.dtype("float32") if (dtype or own).name == "bfloat16" else dtype or own
-        arrays = [x.astype(sums) for x in arrays]
     if len(terms) == 1 and {*terms[0].labels} == {*out}:
         # A view, of the operand's dtype whatever is asked for.
         arrays, sums = [x.astype(made) for x in arrays], None
+    elif HALVES & {made.name, *(x.dtype.name for x in arrays)}:
+        sums = np.dtype("float32") if (dtype or own).name in HALVES else dtype or own
+        arrays = [x.astype(sums) for x in arrays]
     labels, lazy = [term.labels for term in terms], any(map(is_dask, arrays))
     if lazy and len(terms) > 1 and {*out} >= {x for own in labels for x in own}:
         return _spread([x.astype(sums or own) for x in arrays], labels, out, made)

@@ -93,10 +93,10 @@ def _of_opt_einsum(
 ) -> Path:
     import opt_einsum  # type: ignore[import-untyped]  # it takes 16 ms, few need it
 
-    asked, limit = _asked(optimize)
     shapes = [tuple(sizes[label] for label in own) for own in labels]
     equation = written([*labels], out)
     try:
+        asked, limit = _asked(optimize)
         found, _ = opt_einsum.contract_path(
             equation, *shapes, shapes=True, optimize=asked, memory_limit=limit
         )
@@ -107,7 +107,7 @@ def _of_opt_einsum(
             left -= len({*places}) - 1
         if left != 1:
             raise ValueError(f"{left} operands are left")
-    except (ValueError, TypeError, KeyError, IndexError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
         raise OptionError(
             f"einsum with optimize={optimize!r} is no path for {len(labels)} operands "
             f"({one_line(error)}): give True, a name such as 'greedy' or 'optimal', or what "

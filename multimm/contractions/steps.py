@@ -115,6 +115,8 @@ class Contraction(NamedTuple):
         end.
         """
         own = [term.array.dtype for term in taken]
+        if self.dtype == np.float16 and len(self.steps) > 1:
+            return np.dtype("float32")  # what sums on the way are may be beyond 65504
         if not self.asked and common_dtype(*own) == self.dtype:
             return None
         narrow = all(is_narrow(term.array.dtype) for term in self.terms)
