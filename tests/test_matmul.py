@@ -146,19 +146,15 @@ def test_half_formats_are_summed_in_float32(dtype):
     [
         ((0, 4), (4, 3)),
         ((3, 0), (0, 4)),
-        ((3, 4), (4, 0)),
-        ((0, 0), (0, 0)),
-        ((0,), (0,)),
         ((0,), (0, 3)),
         ((2, 3, 0), (0, 4)),
-        ((0, 3, 4), (4, 5)),
         ((0, 3, 4), (1, 4, 5)),
     ],
 )
-@pytest.mark.parametrize("dtype", ["int32", "float32"])
 @pytest.mark.parametrize("options", [{}, {"blocks": 2}, {"slabs": 2}, {"p_k": 2}], ids=str)
-def test_dimensions_of_size_zero(shape_a, shape_b, dtype, options):
-    a, b = np.ones(shape_a, dtype), np.ones(shape_b, dtype)
+def test_dimensions_of_size_zero(shape_a, shape_b, options):
+    """Of stacks, and with options: else the sizes of any product may be 0."""
+    a, b = np.ones(shape_a, "int32"), np.ones(shape_b, "int32")
     same_bits(multimm.matmul(a, b), a @ b)
     c = multimm.matmul(da.from_array(a, 2), da.from_array(b, 2), **options)
     same_bits(c.compute(scheduler="sync"), a @ b)
