@@ -102,7 +102,7 @@ def matrices(draw, *shape):
 
 
 @given(data=st.data(), m=sizes, k=sizes, n=sizes, cluster=clusters())
-@settings(max_examples=25)
+@settings(max_examples=settings.default.max_examples // 3)
 def test_whatever_is_asked_for_is_planned_or_refused_in_one_line(data, m, k, n, cluster):
     a, b = data.draw(matrices(m, k)), data.draw(matrices(k, n))
     options = {
