@@ -12,6 +12,7 @@ import pytest
 from clusters import counting_client, received, scattered
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small import same_bits as same
 
 import multimm
 from multimm import products
@@ -32,23 +33,6 @@ def numbers(rng, shape, dtype, extreme=False):
     if extreme:
         return rng.choice(np.array([low, high], dtype), shape)
     return rng.integers(low, high, shape, dtype, endpoint=True)
-
-
-def exact(a, b, dtype="float64"):
-    """The product in Python's integers, then as NumPy casts it."""
-    whole = np.matmul(a.astype(object), b.astype(object))
-    if np.dtype(dtype).kind in "iu":
-        bits = 8 * np.dtype(dtype).itemsize
-        low = -(2 ** (bits - 1)) if np.dtype(dtype).kind == "i" else 0
-        return np.vectorize(lambda x: (x - low) % 2**bits + low, otypes=[object])(whole).astype(
-            dtype
-        )
-    return whole.astype(np.float64).astype(dtype)  # below 2^53 rounded once
-
-
-def same(found, expected):
-    assert found.dtype == expected.dtype
-    np.testing.assert_array_equal(found, expected)
 
 
 @settings(max_examples=60, deadline=None)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small import same_bits
 
 import multimm
 from multimm import products
@@ -23,12 +24,6 @@ from multimm.planning.spec import MatrixSpec
 
 def integers(rng, shape, dtype="f4"):
     return rng.integers(-3, 4, shape).astype(dtype)
-
-
-def same_bits(result, right):
-    assert result.dtype == right.dtype
-    assert result.shape == right.shape
-    np.testing.assert_array_equal(np.asarray(result), right)
 
 
 @given(

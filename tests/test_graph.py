@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from by_plan import by_plan
 from dask.callbacks import Callback
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from labels import block_tasks, tasks_of
 from paper import cpus, gpus
 from small import integers
@@ -118,6 +120,25 @@ def test_streaming_holds_a_few_k_tiles_only(tmp_path):
     np.testing.assert_array_equal(result, x @ y)
     assert live.peak <= (WINDOW + 1) * (200 + 200) * 100 * 4
     assert live.peak < (x.nbytes * 2) / 20
+
+
+@settings(max_examples=25)
+@given(
+    st.tuples(*[st.integers(0, 9)] * 3),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.none() | st.integers(1, 4),
+    st.integers(1, 6),
+)
+def test_any_layout_gives_the_product(size, block, k_tile, chunk, p_k, workers):
+    m, n, k = size
+    x, y = integers((m, k)), integers((k, n), 1)
+    a, b = da.from_array(x, chunks=chunk), da.from_array(y, chunks=chunk)
+    plan = plan_of(a, b, workers, blocks=block, slabs=k_tile, p_k=p_k)
+    result = by_plan(plan, a, b).compute(scheduler="sync")
+    np.testing.assert_array_equal(result, x @ y)
+    assert result.shape == (m, n)
 
 
 def test_bits_do_not_depend_on_the_number_of_workers():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small import same_bits
 
 import multimm
 from multimm.errors import ShapeError
@@ -41,13 +42,6 @@ def chunked(array, rng):
         padded = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(1, 2)])
         return da.from_array(padded, 3)[..., 1:-2]
     return da.from_array(array, tuple(chunks))
-
-
-def same_bits(result, right):
-    result, right = np.asarray(result), np.asarray(right)
-    assert result.dtype == right.dtype
-    assert result.shape == right.shape
-    np.testing.assert_array_equal(result, right)
 
 
 def within_contract(result, a, b, terms=None):
