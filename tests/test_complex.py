@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small import gaussian
+from small import gaussian, op
 from stand_in import LAYOUTS, Device, GPUArray, Kernel, gpu, laid_out, no_memory, standing_in
 
 from multimm.gpu import complex_gemm, library_gemm, product
@@ -64,11 +64,6 @@ def cupy(monkeypatch):
         monkeypatch.setattr(library_gemm, "module_of", lambda **_: np)
         yield module
     launch.device_of.cache_clear()
-
-
-def op(x, trans, conj):
-    x = x.conj() if conj else x
-    return x.swapaxes(-1, -2) if trans else x
 
 
 def stored(x, trans, layout="C"):

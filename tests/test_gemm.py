@@ -263,16 +263,6 @@ def test_bad_input_is_refused_at_the_call(change, error, message, call):
     assert "\n" not in str(caught.value)
 
 
-def test_add_partials_is_a_fixed_tree():
-    tiny, one = np.float32(2.0**-24), np.float32(1)
-    parts = [np.full((1, 1), x, np.float32) for x in (one, tiny, tiny, tiny, tiny)]
-    # (1 + tiny) ties to 1; (tiny + tiny) survives its addition; the last tiny ties away again.
-    one_ulp = np.float32(1 + 2.0**-23)
-    assert library_gemm.add_partials(parts)[0, 0] == (one + tiny + (tiny + tiny)) + tiny
-    assert library_gemm.add_partials(parts[:4])[0, 0] == one_ulp
-    assert parts[0] + parts[1] + parts[2] + parts[3] == one  # one after the other loses all
-
-
 @pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
 @pytest.mark.parametrize("columns", [library_gemm.COLUMNS, library_gemm.COLUMNS + 1, 3])
 def test_long_doubles_have_the_bits_of_numpys_own_loop(dtype, columns):

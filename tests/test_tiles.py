@@ -64,19 +64,6 @@ def test_shared_writes_are_conflict_free_and_global_reads_whole_sectors(config, 
 
 
 @names
-@pytest.mark.parametrize("way", ["along_k", "along_x"])
-@pytest.mark.parametrize("side", ["block_m", "block_n"])
-def test_offsets_of_copies_are_the_same_for_all_threads(config, way, side):
-    """The kernel adds constants to a thread's first place; the map must allow that."""
-    steps: dict = {}
-    start: dict = {}
-    for copy, thread, x, k in copied(config, side, way):
-        first_x, first_k = start.setdefault(thread, (x, k))
-        steps.setdefault(copy, set()).add((x - first_x, k - first_k))
-    assert all(len(step) == 1 for step in steps.values())
-
-
-@names
 def test_shared_reads_are_conflict_free_for_16_lanes_at_a_time(config):
     f = thread_map(config)
     for warp in (range(start, start + 32) for start in range(0, config.threads, 32)):
