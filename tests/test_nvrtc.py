@@ -83,15 +83,6 @@ VECTORS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("file", "defines", "entries"), VECTORS, ids=str)
-def test_vector_kernels_compile_without_spills(file, defines, entries):
-    for arch in architectures():
-        made = compile_text(kernel_text(file, defines), f"sm_{arch}")
-        assert len(made.usage) == entries
-        assert all(used.spilled == 0 and used.shared <= 49_152 for used in made.usage.values())
-        assert made.log.count("0 bytes stack frame") == entries
-
-
 #: What lies around products of residues, which run on sm_90a alone (test_compile).
 RESIDUES = [
     (file, dict(defines), 2 if file == "residue_pack.cu" else 1)
@@ -100,9 +91,9 @@ RESIDUES = [
 ]
 
 
-@pytest.mark.parametrize(("file", "defines", "entries"), RESIDUES, ids=str)
-def test_kernels_of_residues_compile_without_spills(file, defines, entries):
-    for arch in (80, 90):
+@pytest.mark.parametrize(("file", "defines", "entries"), VECTORS + RESIDUES, ids=str)
+def test_kernels_without_a_loop_over_k_compile_without_spills(file, defines, entries):
+    for arch in (80, 90) if file.startswith("residue") else architectures():
         made = compile_text(kernel_text(file, defines), f"sm_{arch}")
         assert len(made.usage) == entries
         assert all(used.spilled == 0 and used.shared <= 49_152 for used in made.usage.values())
