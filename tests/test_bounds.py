@@ -7,7 +7,6 @@ import re
 import time
 
 import dask.array as da
-import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -103,7 +102,7 @@ def matrices(draw, *shape):
 
 
 @given(data=st.data(), m=sizes, k=sizes, n=sizes, cluster=clusters())
-@settings(max_examples=25)
+@settings(max_examples=settings.default.max_examples // 3)
 def test_whatever_is_asked_for_is_planned_or_refused_in_one_line(data, m, k, n, cluster):
     a, b = data.draw(matrices(m, k)), data.draw(matrices(k, n))
     options = {
@@ -130,28 +129,3 @@ def test_a_product_refuses_what_its_plan_does():
     for options in ({"p_k": 2**40}, {"blocks": 1}):
         with pytest.raises((OptionError, MemoryBudgetError)):
             multimm.matmul(x, x, **options)
-
-
-# ------------------------------------------------------- reading Zarr's chunks
-
-
-@pytest.mark.parametrize("shards", [(100, 50), (200, 100)])
-def test_blocks_are_read_few_storage_chunks_at_a_time(tmp_path, monkeypatch, shards):
-    zarr = pytest.importorskip("zarr")
-    from multimm.files import storage_chunks
-
-    monkeypatch.setattr(storage_chunks, "AT_ONCE", 20_000)
-    x = np.random.default_rng(0).random((600, 230))
-    zarr.create_array(tmp_path / "x.zarr", data=x, chunks=(100, 50), shards=shards)
-    asked = []
-    get = zarr.Array.__getitem__
-
-    def counted(self, where):
-        part = get(self, where)
-        asked.append(part.nbytes)
-        return part
-
-    monkeypatch.setattr(zarr.Array, "__getitem__", counted)
-    lazy = multimm.io.open_array(tmp_path / "x.zarr", chunks=(333, 230))
-    np.testing.assert_array_equal(lazy.compute(scheduler="sync"), x)
-    assert max(asked) <= 100 * 50 * 8

@@ -29,7 +29,7 @@ def is_regular(chunks):
     return all(len({*sizes[:-1]}) <= 1 and sizes[-1] <= sizes[0] for sizes in chunks)
 
 
-@pytest.fixture(scope="module", params=[0, 1, 3], ids="{} workers".format)
+@pytest.fixture(scope="module", params=[0, 3], ids="{} workers".format)
 def client(request):
     if not request.param:
         yield None

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner
-from clusters import forked
+from clusters import forked, in_threads
 from commands import python
-from distributed import Client, LocalCluster
+from distributed import Client
 from distributed.core import Status
 from foreign_files import get, names, put
 from small import integers
@@ -208,21 +208,13 @@ def test_bad_input_is_one_line_and_code_2(tmp_path, operands, cli, a, b, output,
     assert names(tmp_path) == before
 
 
-def in_process(*, workers, **options):
-    """A cluster of threads that is reached through TCP."""
-    return LocalCluster(
-        n_workers=workers,
-        processes=False,
-        protocol="tcp",
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        **options,
-    )
+#: Of clusters of threads that are reached through TCP.
+OVER_TCP = {"protocol": "tcp", "host": "127.0.0.1"}
 
 
 def test_too_little_memory_is_said_before_anything_runs(tmp_path, cli):
     big = put(tmp_path / "big.npy", np.zeros((2000, 2000), "float32"))
-    with in_process(workers=1, memory_limit=10**6) as cluster:
+    with in_threads(1, memory_limit=10**6, **OVER_TCP) as cluster:
         result = cli(
             *("matmul", big, big, "-o", tmp_path / "c.npy", "--blocks", 2000),
             *("--scheduler", cluster.scheduler_address),
@@ -232,7 +224,7 @@ def test_too_little_memory_is_said_before_anything_runs(tmp_path, cli):
 
 
 def test_a_cluster_without_workers_is_refused(operands, cli, tmp_path):
-    with in_process(workers=0) as cluster:
+    with in_threads(0, **OVER_TCP) as cluster:
         address = cluster.scheduler_address
         result = cli("matmul", *operands, "-o", tmp_path / "c.npy", "--scheduler", address)
     assert_one_line(result, 2, "no workers")
@@ -342,7 +334,7 @@ def test_a_run_whose_workers_take_no_tasks_is_given_up(
     monkeypatch.setattr(cli_run, "PAUSED_SECONDS", 0.5)
     of = import_module("multimm.cli.matmul") if during == "compute" else multimm
     go_on = getattr(of, during)
-    with in_process(workers=1, memory_limit=0) as cluster:
+    with in_threads(1, memory_limit=0, **OVER_TCP) as cluster:
 
         def lose(*args, **options):
             if how == "gone":

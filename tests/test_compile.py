@@ -74,24 +74,33 @@ WGMMA = [entry.config for entry in (*SPLIT_REGISTRY, *BROAD_REGISTRY) if entry.c
 MMA = [entry.config for entry in SPLIT_REGISTRY if not entry.config.specific]
 
 
+RESIDUES, LOWER_RESIDUES = (dict(x) for file, x, _ in KERNELS if file == "byte_mma.cu")
+BYTES = [RESIDUES | {"INTEGER": 1, "SIGNED_A": a, "SIGNED_B": b} for a in (0, 1) for b in (0, 1)]
+#: Products by wgmma: configurations of split ones with more parameters, and of bytes.
+OF_SPLIT = [
+    *((config, more) for config in WGMMA for more in ({}, {"LOWER": 1})),
+    (SplitConfig(1, 192, 5, 8, True), {}),
+    *((config, {"INTEGER": 1}) for config in WGMMA_CONFIGS),
+    (WGMMA_CONFIGS[0], {"INTEGER": 1, "LOWER": 1}),
+]
+OF_BYTES = [RESIDUES, LOWER_RESIDUES, *BYTES, BYTES[0] | {"LOWER": 1}]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("config", "more"),
+    ("entry", "defines", "threads"),
     [
-        *((config, more) for config in WGMMA for more in ({}, {"LOWER": 1})),
-        (SplitConfig(1, 192, 5, 8, True), {}),
-        *((config, {"INTEGER": 1}) for config in WGMMA_CONFIGS),
-        (WGMMA_CONFIGS[0], {"INTEGER": 1, "LOWER": 1}),
+        *(("sgemm_split", config.defines() | more, config.threads) for config, more in OF_SPLIT),
+        *(("byte_mma", defines, 384) for defines in OF_BYTES),
     ],
     ids=str,
 )
-def test_split_products_never_spill_nor_wait_for_each_other(config, more):
-    text = kernel_text("sgemm_split.cu", config.defines() | more)
-    made = compiling.compile_text(text, "sm_90a")
-    usage = made.usage["sgemm_split"]
+def test_products_by_wgmma_never_spill_nor_wait_for_each_other(entry, defines, threads):
+    made = compiling.compile_text(kernel_text(f"{entry}.cu", defines), "sm_90a")
+    usage = made.usage[entry]
     assert usage.spilled == 0
     # At its start; later a third of the threads gives registers to the others.
-    assert usage.registers <= 65_536 // config.threads
+    assert usage.registers <= 65_536 // threads
     # C75xx: warpgroup products that the compiler serialises, or register requests it ignores.
     assert "C75" not in made.log
 
@@ -142,61 +151,6 @@ def test_packing_of_integers_compiles_without_spills(size, signed):
     for target in ("sm_80", "sm_90", "sm_120"):
         text = kernel_text("integer_pack.cu", {"BYTES": size, "SIGNED": signed})
         assert compiling.compile_text(text, target).usage["integer_pack"].spilled == 0
-
-
-RESIDUES, LOWER_RESIDUES = (dict(x) for file, x, _ in KERNELS if file == "byte_mma.cu")
-
-
-BYTES = [RESIDUES | {"INTEGER": 1, "SIGNED_A": a, "SIGNED_B": b} for a in (0, 1) for b in (0, 1)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "defines", [RESIDUES, LOWER_RESIDUES, *BYTES, BYTES[0] | {"LOWER": 1}], ids=str
-)
-def test_products_of_bytes_never_spill_nor_wait_for_each_other(defines):
-    made = compiling.compile_text(kernel_text("byte_mma.cu", defines), "sm_90a")
-    usage = made.usage["byte_mma"]
-    assert usage.spilled == 0
-    # At its start; later a third of the threads gives registers to the others.
-    assert usage.registers <= 65_536 // 384
-    assert "C75" not in made.log
-
-
-def test_rules_of_products_of_bytes_hold_in_the_kernel_too():
-    for name in RESIDUES:
-        some = {key: value for key, value in RESIDUES.items() if key != name}
-        with pytest.raises(KernelError, match="TILE_N, SLOTS and BAND must be defined"):
-            compiling.compile_text(kernel_text("byte_mma.cu", some), "sm_90a")
-    with pytest.raises(KernelError, match="B is packed in tiles of 64"):
-        compiling.compile_text(kernel_text("byte_mma.cu", RESIDUES | {"TILE_N": 96}), "sm_90a")
-    with pytest.raises(KernelError, match="wgmma"):
-        compiling.compile_text(kernel_text("byte_mma.cu", RESIDUES), "sm_90")
-
-
-def test_rules_of_split_products_hold_in_the_kernel_too():
-    defines = SPLIT_REGISTRY[0].config.defines()
-    with pytest.raises(KernelError, match="PARTS, TILE_N, SLOTS, BAND and CAP must be defined"):
-        compiling.compile_text(kernel_text("sgemm_split.cu", {"PARTS": 2}), "sm_90a")
-    for wrong, message in (
-        ({"SLOTS": 3}, "a slab is copied while another one is multiplied"),
-        ({"TILE_N": 96}, "B is packed in tiles of 64 rows"),
-        ({"PARTS": 3}, "one product, or three"),
-    ):
-        with pytest.raises(KernelError, match=message):
-            compiling.compile_text(kernel_text("sgemm_split.cu", defines | wrong), "sm_90a")
-    defines = MMA[0].defines()
-    with pytest.raises(KernelError, match="PARTS, TILE_N, SLOTS, BAND and CAP must be defined"):
-        compiling.compile_text(kernel_text("sgemm_split_mma.cu", {"PARTS": 2}), "sm_80")
-    for wrong, message in (
-        ({"SLOTS": 1}, "a stage is copied while another one is multiplied"),
-        ({"TILE_N": 192}, "B is copied by pairs of packed tiles"),
-    ):
-        with pytest.raises(KernelError, match=message):
-            compiling.compile_text(kernel_text("sgemm_split_mma.cu", defines | wrong), "sm_80")
-    defines = SPLIT_REGISTRY[0].config.defines()
-    with pytest.raises(KernelError, match="wgmma"):
-        compiling.compile_text(kernel_text("sgemm_split.cu", defines), "sm_90")
 
 
 def test_subnormals_are_kept():

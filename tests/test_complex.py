@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small import gaussian, op
 from stand_in import LAYOUTS, Device, GPUArray, Kernel, gpu, laid_out, no_memory, standing_in
 
 from multimm.gpu import complex_gemm, library_gemm, product
@@ -63,17 +64,6 @@ def cupy(monkeypatch):
         monkeypatch.setattr(library_gemm, "module_of", lambda **_: np)
         yield module
     launch.device_of.cache_clear()
-
-
-def gaussian(shape, seed=0, dtype="c8"):
-    rng = np.random.default_rng(seed)
-    values = rng.integers(-4, 5, shape) + 1j * rng.integers(-4, 5, shape)
-    return (values if np.dtype(dtype).kind == "c" else values.real).astype(dtype)
-
-
-def op(x, trans, conj):
-    x = x.conj() if conj else x
-    return x.swapaxes(-1, -2) if trans else x
 
 
 def stored(x, trans, layout="C"):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from clusters import counting_client, scattered
 from labels import block_tasks
+from small import gaussian
 
 import multimm
 from multimm.graph.lazy_views import peel
@@ -18,12 +19,6 @@ from multimm.graph.tasks import multiply
 from multimm.planning.spec import LOCAL_TCP, ClusterSpec, DeviceSpec
 
 client = counting_client(4)
-
-
-def gaussian(shape, seed=0, dtype="c8"):
-    """Small Gaussian integers: sums of them are exact in any order."""
-    rng = np.random.default_rng(seed)
-    return (rng.integers(-4, 5, shape) + 1j * rng.integers(-4, 5, shape)).astype(dtype)
 
 
 def computed(x):

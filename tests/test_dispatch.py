@@ -347,7 +347,7 @@ OF_INTEGERS = {
 
 
 @pytest.mark.parametrize("chunks", [(10, 30), (30, 30), (10, 10)])
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "int32", "int64"])
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64"])
 @pytest.mark.parametrize("name", [*OF_INTEGERS, "vectors", "with NumPy's"])
 def test_sums_of_integers_have_dasks_dtype_and_are_exact_in_it(name, dtype, chunks):
     def product(x, y):

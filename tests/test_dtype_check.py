@@ -112,37 +112,35 @@ def test_what_would_lose_something_is_refused(way, role, symmetric, change, erro
     assert f"'{own.name}'" in told(caught.value)
 
 
-@pytest.mark.parametrize(("role", "symmetric"), ROLES)
-def test_what_loses_nothing_is_as_declared(way, role, symmetric):
-    """The first block is the narrower one: others must not be made as narrow."""
-    chunks, workers, more = way
-    own = spoilt(chunks, narrowed, dtype="float64")
-    lazy = product(role, own, chunks, workers, "float64", symmetric=symmetric, **more)
-    result = lazy.compute(scheduler="sync")
-    x = WIDE.copy()
-    x[: chunks[0], : chunks[1]] = narrowed(x[: chunks[0], : chunks[1]])
-    a, b, c = (x if role == name else WIDE for name in "abc")
-    right = 2 * a @ (a.T if symmetric else b) + 3 * c
-    assert result.dtype == np.float64
-    np.testing.assert_allclose(result, right, rtol=1e-15)
-
-
 def unrounded(block):
     return block.astype("float64") + 2.0**-30
 
 
+def zeros(block):
+    return np.zeros(block.shape)
+
+
 @pytest.mark.filterwarnings("ignore:a block is float64")
 @pytest.mark.parametrize(("role", "symmetric"), ROLES)
-def test_floats_are_rounded_to_what_is_declared(way, role, symmetric):
+@pytest.mark.parametrize(
+    ("change", "dtype", "rtol"),
+    [
+        (narrowed, "float64", 1e-15),  # the first block: others must not be made as narrow
+        (unrounded, "float32", 1e-6),
+        (zeros, "int16", 0),  # they are the same in any dtype
+    ],
+)
+def test_what_loses_no_more_than_rounding_is_as_declared(way, role, symmetric, change, dtype, rtol):
     chunks, workers, more = way
-    own = spoilt(chunks, unrounded)
-    lazy = product(role, own, chunks, workers, symmetric=symmetric, **more)
-    x = WIDE.astype("float32")
-    x[: chunks[0], : chunks[1]] = unrounded(x[: chunks[0], : chunks[1]])
-    a, b, c = (x if role == name else WIDE.astype("float32") for name in "abc")
+    own = spoilt(chunks, change, dtype)
+    lazy = product(role, own, chunks, workers, dtype, symmetric=symmetric, **more)
+    whole = WIDE.astype(dtype)
+    x = whole.copy()
+    x[: chunks[0], : chunks[1]] = change(x[: chunks[0], : chunks[1]])
+    a, b, c = (x if role == name else whole for name in "abc")
     result = lazy.compute(scheduler="sync")
-    assert result.dtype == np.float32
-    np.testing.assert_allclose(result, 2 * a @ (a.T if symmetric else b) + 3 * c, rtol=1e-6)
+    assert result.dtype == dtype
+    np.testing.assert_allclose(result, 2 * a @ (a.T if symmetric else b) + 3 * c, rtol=rtol)
 
 
 def test_rounding_is_said_where_anything_is_rounded():
@@ -166,24 +164,6 @@ def test_products_of_code_that_declares_too_little():
     with pytest.warns(UserWarning, match="is rounded"), dask.config.set(scheduler="sync"):
         assert multimm.verify(y, y.T, c)
     np.testing.assert_allclose(value, np.full((40, 40), 30 / 9), rtol=1e-6)
-
-
-def zeros(block):
-    return np.zeros(block.shape)
-
-
-@pytest.mark.parametrize(("role", "symmetric"), ROLES)
-def test_zeros_are_the_same_in_any_dtype(way, role, symmetric):
-    chunks, workers, more = way
-    own = spoilt(chunks, zeros, dtype="int16")
-    lazy = product(role, own, chunks, workers, "int16", symmetric=symmetric, **more)
-    x = WIDE.astype("int16")
-    x[: chunks[0], : chunks[1]] = 0
-    a, b, c = (x if role == name else WIDE.astype("int16") for name in "abc")
-    right = 2 * a @ (a.T if symmetric else b) + 3 * c
-    result = lazy.compute(scheduler="sync")
-    assert result.dtype == "int16"
-    np.testing.assert_array_equal(result, right)
 
 
 def test_the_ways_lead_through_all_tasks():

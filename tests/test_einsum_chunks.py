@@ -105,18 +105,30 @@ def test_blocks_are_the_operands_cut_down_to_a_limit(case, most):
         assert made == own
 
 
-def test_rows_and_columns_are_cut_alike_and_only_where_they_begin():
-    labels, chunks = ["txy", "tuv"], [((4,) * 5, (80,), (160,))] * 2
-    with dask.config.set({"array.chunk-size": 4 * 80**2 * 160**2 // 4}):
-        found = limited_chunks(labels, chunks, "xyuv", np.dtype("float32"), gpu=False)
-    assert found == {"x": (40, 40), "y": (160,), "u": (40, 40), "v": (160,)}
+#: Chunks of "x,y->z", the limit of a block in elements, and where the result is cut.
+CUTS = {
+    "rows and columns are cut alike, and only where they begin": (
+        ("txy,tuv->xyuv", [((4,) * 5, (80,), (160,))] * 2, 80**2 * 160**2 // 4),
+        {"x": (40, 40), "y": (160,), "u": (40, 40), "v": (160,)},
+    ),
+    "a result in pieces as large as its operands is not cut": (
+        ("pqrs,pi->iqrs", [((9, 9), (9, 9), (9, 9), (18,)), ((9, 9), (4,))], 9**3 * 4),
+        {"i": (4,), "q": (9, 9), "r": (9, 9), "s": (18,)},
+    ),
+    "a batch is cut before its matrices": (
+        ("zij,zjk->zik", [((8,), (10,), (3,)), ((8,), (3,), (10,))], 200),
+        {"z": (2,) * 4, "i": (10,), "k": (10,)},
+    ),
+}
 
 
-def test_a_result_in_pieces_as_large_as_its_operands_is_not_cut():
-    labels, chunks = ["pqrs", "pi"], [((9, 9), (9, 9), (9, 9), (18,)), ((9, 9), (4,))]
-    with dask.config.set({"array.chunk-size": 4 * 9**3 * 4}):
-        found = limited_chunks(labels, chunks, "iqrs", np.dtype("float32"), gpu=False)
-    assert found == {"i": (4,), "q": (9, 9), "r": (9, 9), "s": (18,)}
+@pytest.mark.parametrize("what", CUTS)
+def test_large_results_are_cut(what):
+    (subscripts, chunks, most), expected = CUTS[what]
+    terms, _, out = subscripts.partition("->")
+    with dask.config.set({"array.chunk-size": 4 * most}):
+        found = limited_chunks(terms.split(","), chunks, out, np.dtype("float32"), gpu=False)
+    assert found == expected
 
 
 def test_blocks_on_gpus_may_be_larger():
@@ -127,13 +139,6 @@ def test_blocks_on_gpus_may_be_larger():
         ]
     assert found[0] == {"x": (320, 320), "u": (320, 320)}
     assert len(found[1]["x"]) > 2
-
-
-def test_a_batch_is_cut_before_its_matrices():
-    labels, chunks = ["zij", "zjk"], [((8,), (10,), (3,)), ((8,), (3,), (10,))]
-    with dask.config.set({"array.chunk-size": 4 * 200}):
-        found = limited_chunks(labels, chunks, "zik", np.dtype("float32"), gpu=False)
-    assert found == {"z": (2,) * 4, "i": (10,), "k": (10,)}
 
 
 def test_rows_and_columns_of_one_array_twice_are_cut_alike():

@@ -78,16 +78,22 @@ def test_a_killed_worker_does_not_change_the_product(restarts, p_k):
 
 
 @pytest.mark.slow
-def test_a_worker_killed_among_operands_in_other_chunks():
-    """Bundles and joined blocks that went with it are made again."""
-    with workers(3) as (cluster, client):
-        killer = Killer(cluster, client, [12], only=lambda x: x.kind in (Kind.CUT, Kind.JOIN))
-        a, b = operands()
-        future = client.compute(multimm.matmul(a, b, blocks=20, slabs=40))
+@pytest.mark.parametrize(
+    ("count", "fixed", "after", "only", "once"),
+    [
+        # Bundles and joined blocks that went with a worker are made again.
+        (3, {"blocks": 20, "slabs": 40}, [12], {Kind.CUT, Kind.JOIN}, False),
+        (4, {"blocks": BLOCK, "slabs": BLOCK}, [12, 50], {*Kind}, True),  # one after the other
+        (3, {"blocks": BLOCK, "slabs": BLOCK, "p_k": 3}, [8], {Kind.ADD}, True),  # the last sums
+    ],
+)
+def test_workers_killed_at_other_moments(count, fixed, after, only, once):
+    with workers(count) as (cluster, client):
+        killer = Killer(cluster, client, after, only=lambda label: label.kind in only)
+        future = client.compute(multimm.matmul(*operands(), **fixed))
         np.testing.assert_array_equal(future.result(timeout=120), expected())
-        killer.thread.join()
-        assert killer.victims, "all was cut before the worker was killed"
-        assert len(cluster.scheduler.workers) == 2
+        killer.check(len(after), once=once)
+        assert len(cluster.scheduler.workers) == count - len(after)
 
 
 @pytest.mark.slow
@@ -111,25 +117,6 @@ def test_a_worker_killed_while_partial_products_of_c_are_made(columns):
         killer.thread.join()
         assert killer.victims, "the product was over before the worker was killed"
         assert len(cluster.scheduler.workers) == 2
-
-
-@pytest.mark.slow
-def test_workers_killed_one_after_the_other():
-    with workers(4) as (cluster, client):
-        killer = Killer(cluster, client, [12, 50])
-        future = start_product(client)
-        np.testing.assert_array_equal(future.result(timeout=120), expected())
-        killer.check(2)
-        assert len(cluster.scheduler.workers) == 2
-
-
-@pytest.mark.slow
-def test_a_worker_killed_while_the_last_sums_run():
-    with workers(3) as (cluster, client):
-        killer = Killer(cluster, client, [8], only=lambda x: x.kind is Kind.ADD)
-        future = start_product(client, p_k=3)
-        np.testing.assert_array_equal(future.result(timeout=120), expected())
-        killer.check(1)
 
 
 def die_in_transfer(requests, who, pid, dask_worker):

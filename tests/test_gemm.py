@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small import same_bits
 
 import multimm
 from multimm import products
@@ -23,12 +24,6 @@ from multimm.planning.spec import MatrixSpec
 
 def integers(rng, shape, dtype="f4"):
     return rng.integers(-3, 4, shape).astype(dtype)
-
-
-def same_bits(result, right):
-    assert result.dtype == right.dtype
-    assert result.shape == right.shape
-    np.testing.assert_array_equal(np.asarray(result), right)
 
 
 @given(
@@ -266,16 +261,6 @@ def test_bad_input_is_refused_at_the_call(change, error, message, call):
     with pytest.raises(error, match=message) as caught:
         (multimm.plan if call == "plan" else multimm.gemm)(**given)
     assert "\n" not in str(caught.value)
-
-
-def test_add_partials_is_a_fixed_tree():
-    tiny, one = np.float32(2.0**-24), np.float32(1)
-    parts = [np.full((1, 1), x, np.float32) for x in (one, tiny, tiny, tiny, tiny)]
-    # (1 + tiny) ties to 1; (tiny + tiny) survives its addition; the last tiny ties away again.
-    one_ulp = np.float32(1 + 2.0**-23)
-    assert library_gemm.add_partials(parts)[0, 0] == (one + tiny + (tiny + tiny)) + tiny
-    assert library_gemm.add_partials(parts[:4])[0, 0] == one_ulp
-    assert parts[0] + parts[1] + parts[2] + parts[3] == one  # one after the other loses all
 
 
 @pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])

@@ -180,7 +180,15 @@ def test_what_is_omitted_is_shared():
     assert len(made) == a.npartitions
 
 
-@kinds
+#: Every kind, in this process or on workers.
+by_turns = pytest.mark.parametrize(
+    ("kind", "scheduler"),
+    [(kind, ("threads", "distributed")[i % 2]) for i, kind in enumerate(KINDS)],
+    indirect=["scheduler"],
+)
+
+
+@by_turns
 def test_checkpoints_and_saved_arrays(kind, scheduler, tmp_path):
     make, right = KINDS[kind]
     assert checkpoint(make(tmp_path)).compute() is None
@@ -191,7 +199,7 @@ def test_checkpoints_and_saved_arrays(kind, scheduler, tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "c.npy"), right)
 
 
-@kinds
+@by_turns
 def test_optimized_pickled_and_persisted_copies(kind, scheduler, tmp_path):
     make, right = KINDS[kind]
     copy = clone(make(tmp_path))

@@ -6,6 +6,7 @@ from math import ceil
 
 import numpy as np
 import pytest
+from small import numbers
 from stand_in import LAYOUTS, Kernel, gpu, laid_out
 
 from multimm.gpu import last_choice
@@ -43,17 +44,6 @@ def packed():
 
 def products_run():
     return of("sgemm_split", "byte_mma")
-
-
-def numbers(shape, dtype, seed=0, most=None):
-    rng = np.random.default_rng(seed)
-    if dtype == "bool":
-        return rng.integers(0, 2, shape).astype(bool)
-    info = np.iinfo(dtype)
-    low, high = (
-        (info.min, info.max) if most is None else (max(info.min, -most), min(info.max, most))
-    )
-    return rng.integers(low, high, shape, dtype, endpoint=True)
 
 
 def product(x, y, *, sums="int32", dtype=None, trans=(False, False), layout="C", **more):

@@ -323,7 +323,7 @@ def test_chunks_that_no_thread_could_make_beside_another_are_left_to_dask():
 def test_a_result_beyond_memory_that_is_used_at_once_stays_within_it(kind, tmp_path):
     """Or takes little more than Dask's: what takes a block of C away runs right behind it."""
     x, y = (np.random.default_rng(n).random(shape) for n, shape in enumerate(((M, K), (K, M))))
-    x, y = x.T[:2000], y.T[:, :2000]
+    x, y = x.T[:1600], y.T[:, :1600]
     if kind == "from_zarr":
         a, b = from_zarr(x, tmp_path), from_zarr(y, tmp_path)
     elif kind == "uneven":

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small import same_bits
 
 import multimm
 from multimm.errors import ShapeError
@@ -41,13 +42,6 @@ def chunked(array, rng):
         padded = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(1, 2)])
         return da.from_array(padded, 3)[..., 1:-2]
     return da.from_array(array, tuple(chunks))
-
-
-def same_bits(result, right):
-    result, right = np.asarray(result), np.asarray(right)
-    assert result.dtype == right.dtype
-    assert result.shape == right.shape
-    np.testing.assert_array_equal(result, right)
 
 
 def within_contract(result, a, b, terms=None):
@@ -119,7 +113,7 @@ def test_numpy_result_dtype_whatever_the_chunks(left):
             with pytest.raises(multimm.errors.DTypeError):
                 multimm.matmul(da.from_array(a), b)
             continue
-        for chunks in (-1, 2):
+        for chunks in (-1, 3):
             c = multimm.matmul(da.from_array(a, chunks), da.from_array(b, chunks))
             assert c.dtype == both.dtype, right
             same_bits(c.compute(scheduler="sync"), both)
@@ -146,19 +140,15 @@ def test_half_formats_are_summed_in_float32(dtype):
     [
         ((0, 4), (4, 3)),
         ((3, 0), (0, 4)),
-        ((3, 4), (4, 0)),
-        ((0, 0), (0, 0)),
-        ((0,), (0,)),
         ((0,), (0, 3)),
         ((2, 3, 0), (0, 4)),
-        ((0, 3, 4), (4, 5)),
         ((0, 3, 4), (1, 4, 5)),
     ],
 )
-@pytest.mark.parametrize("dtype", ["int32", "float32"])
 @pytest.mark.parametrize("options", [{}, {"blocks": 2}, {"slabs": 2}, {"p_k": 2}], ids=str)
-def test_dimensions_of_size_zero(shape_a, shape_b, dtype, options):
-    a, b = np.ones(shape_a, dtype), np.ones(shape_b, dtype)
+def test_dimensions_of_size_zero(shape_a, shape_b, options):
+    """Of stacks, and with options: else the sizes of any product may be 0."""
+    a, b = np.ones(shape_a, "int32"), np.ones(shape_b, "int32")
     same_bits(multimm.matmul(a, b), a @ b)
     c = multimm.matmul(da.from_array(a, 2), da.from_array(b, 2), **options)
     same_bits(c.compute(scheduler="sync"), a @ b)

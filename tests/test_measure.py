@@ -15,7 +15,8 @@ from types import SimpleNamespace
 import dask
 import pytest
 from click.testing import CliRunner
-from distributed import Client, LocalCluster
+from clusters import in_threads
+from distributed import Client
 
 import multimm
 import multimm.cluster as mc
@@ -48,15 +49,9 @@ def quick(monkeypatch):
 
 
 @contextmanager
-def workers(count, **options):
+def workers(count):
     """A client of workers in this process that talk TCP."""
-    settings = {"protocol": "tcp", "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
-    with (
-        LocalCluster(
-            n_workers=count, processes=False, memory_limit=0, **settings | options
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with in_threads(count, protocol="tcp", memory_limit=0) as cluster, Client(cluster) as client:
         yield client
 
 

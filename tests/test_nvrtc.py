@@ -16,6 +16,7 @@ from multimm.gpu.elementwise import batched_copy, complex_parts
 from multimm.gpu.elementwise.reduce import CAPACITIES, AddConfig
 from multimm.gpu.elementwise.transpose import TransposeConfig
 from multimm.gpu.emulated import broad
+from multimm.gpu.emulated.configs import SPLIT_REGISTRY
 from multimm.gpu.residues.launch import KERNELS
 from multimm.gpu.runtime import nvrtc
 from multimm.gpu.runtime.jit import compile_text
@@ -82,15 +83,6 @@ VECTORS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("file", "defines", "entries"), VECTORS, ids=str)
-def test_vector_kernels_compile_without_spills(file, defines, entries):
-    for arch in architectures():
-        made = compile_text(kernel_text(file, defines), f"sm_{arch}")
-        assert len(made.usage) == entries
-        assert all(used.spilled == 0 and used.shared <= 49_152 for used in made.usage.values())
-        assert made.log.count("0 bytes stack frame") == entries
-
-
 #: What lies around products of residues, which run on sm_90a alone (test_compile).
 RESIDUES = [
     (file, dict(defines), 2 if file == "residue_pack.cu" else 1)
@@ -99,9 +91,9 @@ RESIDUES = [
 ]
 
 
-@pytest.mark.parametrize(("file", "defines", "entries"), RESIDUES, ids=str)
-def test_kernels_of_residues_compile_without_spills(file, defines, entries):
-    for arch in (80, 90):
+@pytest.mark.parametrize(("file", "defines", "entries"), VECTORS + RESIDUES, ids=str)
+def test_kernels_without_a_loop_over_k_compile_without_spills(file, defines, entries):
+    for arch in (80, 90) if file.startswith("residue") else architectures():
         made = compile_text(kernel_text(file, defines), f"sm_{arch}")
         assert len(made.usage) == entries
         assert all(used.spilled == 0 and used.shared <= 49_152 for used in made.usage.values())
@@ -119,17 +111,39 @@ def test_blocks_that_pack_a_wide_range_run_at_one_time_without_spills(precision)
     assert used.spilled == 0
 
 
+SPLIT, MMA = (
+    next(x.config.defines() for x in SPLIT_REGISTRY if x.config.specific == specific)
+    for specific in (True, False)
+)
+BYTES = next(dict(defines) for file, defines, _ in KERNELS if file == "byte_mma.cu")
+ALL_OF_SPLIT = "PARTS, TILE_N, SLOTS, BAND and CAP must be defined"
+
+
 @pytest.mark.parametrize(
-    ("file", "defines", "said"),
+    ("file", "defines", "target", "said"),
     [
-        ("sgemm_ffma.cu", {**REGISTRY[0].config.defines(), "TRANS_A": 0}, "must be defined"),
-        ("transpose.cu", {"WORDS": 1}, "must be defined"),
-        ("residue_rows.cu", {}, "ALONG_K, PARTS and SINGLE must be defined"),
-        ("residue_pack.cu", {}, "ALONG_K, PARTS and SINGLE must be defined"),
-        ("sgemm_ffma.cu", {**REGISTRY[-1].config.defines(), **PATHS[0], "BLOCK_K": 12},
+        ("sgemm_ffma", {**REGISTRY[0].config.defines(), "TRANS_A": 0}, "sm_90", "must be defined"),
+        ("sgemm_ffma", {**REGISTRY[-1].config.defines(), **PATHS[0], "BLOCK_K": 12}, "sm_90",
          r"sgemm_ffma\.cu\(\d+\).*whole sectors"),
+        ("transpose", {"WORDS": 1}, "sm_90", "must be defined"),
+        ("residue_rows", {}, "sm_90", "ALONG_K, PARTS and SINGLE must be defined"),
+        ("residue_pack", {}, "sm_90", "ALONG_K, PARTS and SINGLE must be defined"),
+        *(("byte_mma", {x: BYTES[x] for x in BYTES if x != name}, "sm_90a",
+           "TILE_N, SLOTS and BAND must be defined") for name in BYTES),
+        ("byte_mma", BYTES | {"TILE_N": 96}, "sm_90a", "B is packed in tiles of 64"),
+        ("byte_mma", BYTES, "sm_90", "wgmma"),
+        ("sgemm_split", {"PARTS": 2}, "sm_90a", ALL_OF_SPLIT),
+        ("sgemm_split", SPLIT | {"SLOTS": 3}, "sm_90a",
+         "a slab is copied while another one is multiplied"),
+        ("sgemm_split", SPLIT | {"TILE_N": 96}, "sm_90a", "B is packed in tiles of 64 rows"),
+        ("sgemm_split", SPLIT | {"PARTS": 3}, "sm_90a", "one product, or three"),
+        ("sgemm_split", SPLIT, "sm_90", "wgmma"),
+        ("sgemm_split_mma", {"PARTS": 2}, "sm_80", ALL_OF_SPLIT),
+        ("sgemm_split_mma", MMA | {"SLOTS": 1}, "sm_80",
+         "a stage is copied while another one is multiplied"),
+        ("sgemm_split_mma", MMA | {"TILE_N": 192}, "sm_80", "B is copied by pairs of packed tiles"),
     ],
 )  # fmt: skip
-def test_rules_hold_in_the_kernel_too(file, defines, said):
+def test_rules_hold_in_the_kernel_too(file, defines, target, said):
     with pytest.raises(KernelError, match=said):
-        compile_text(kernel_text(file, defines), "sm_90")
+        compile_text(kernel_text(f"{file}.cu", defines), target)

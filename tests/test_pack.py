@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import re
 import sys
 from collections import Counter
 from types import ModuleType, SimpleNamespace
@@ -15,6 +14,7 @@ from commands import python
 from cuda_on_cpu.packing import numbers, places
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_maths import functions_of
 from pack_reference import joined, pack_reference, split
 from stand_in import LAYOUTS, GPUArray, Kernel, gpu, laid_out
 
@@ -27,7 +27,6 @@ from multimm.gpu.emulated.pack import (
     cut_for,
     held_on,
     pack,
-    pack_defines,
 )
 from multimm.gpu.emulated.packed import PackedBlock, check_pair
 from multimm.gpu.runtime.kernel_source import kernel_text
@@ -136,27 +135,8 @@ def test_tasks_cover_every_slab_of_every_panel(rows, k, limits, multiprocessors)
     assert cut.run in (1, held) or cut.tasks > multiprocessors * emulated_pack.BLOCKS // 2
 
 
-def map_of_the_kernel() -> dict[str, object]:
-    """The constants and one-line functions of kernels/common/pack_map.cuh, as Python."""
-    text = kernel_text("split_pack.cu", dict(pack_defines(2, 6)))
-    text = text[text.index('#line 1 "common/pack_map.cuh"') :]
-    text = text[: text.index("#line", 1)]
-    names: dict[str, object] = {}
-    for line in text.splitlines():
-        constant = re.match(r"constexpr int (\w+) = ([^;]*);", line)
-        function = re.match(r"__device__ constexpr int (\w+)\((.*)\) { return (.*); }", line)
-        if constant:
-            names[constant[1]] = eval(constant[2].replace("/", "//"), names)
-        elif function:
-            arguments = function[2].replace("int ", "")
-            names[function[1]] = eval(
-                f"lambda {arguments}: {function[3].replace('/', '//')}", names
-            )
-    return names
-
-
 def test_threads_read_exchange_and_write_each_element_once_without_conflicts():
-    names = map_of_the_kernel()
+    names = functions_of(kernel_text("common/pack_map.cuh", {}))
     line_of, place_in_line, shared_place, turned_place, swizzle = (
         names[x] for x in (
             "line_of_thread", "place_in_line", "shared_place", "turned_place", "swizzled",

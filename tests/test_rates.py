@@ -84,13 +84,6 @@ def test_rates_must_be_positive():
 # ---------------------------------------------------------------------- the file
 
 
-def test_rates_are_found_by_the_next_process(rates_file):
-    assert store.keep(ALL) == rates_file
-    assert store.stored() == ALL
-    store.forget()  # as another process does
-    assert store.stored() == ALL
-
-
 def test_a_new_measurement_replaces_its_own_kind_alone():
     store.keep(ALL)
     again = FAST_H200._replace(gflops=5e4, measured=LATER)

@@ -88,14 +88,6 @@ def size(schedule: Schedule, row: int, j: int) -> int:
 
 
 @given(schedules())
-def test_every_block_of_c_is_made_of_one_work_item_and_no_item_is_for_nothing(schedule):
-    rows, columns = range(len(schedule.row_sizes)), range(len(schedule.n_blocks))
-    computed = cells(schedule)
-    assert len(computed) == len({*computed}) == schedule.work.count
-    assert {schedule.work.cell(row, j) for row, j in product(rows, columns)} == {*computed}
-
-
-@given(schedules())
 def test_every_work_item_is_in_one_row_panel_of_the_place_that_does_it(schedule):
     found, places = Counter(), [*product(range(schedule.grid.p_m), range(schedule.grid.p_n))]
     for row_panel in range(schedule.row_panels):
@@ -127,33 +119,6 @@ def test_every_tile_has_one_owner_that_uses_it_unless_it_lies_elsewhere(schedule
                         len(schedule.n_blocks) >= schedule.grid.p_n
                     ):
                         assert (owner.row, owner.col) in users
-
-
-@given(schedules())
-def test_who_uses_a_tile_is_who_computes_with_it(schedule):
-    used = defaultdict(set)
-    share_of = {
-        role: {flat: share.users[0] for share in schedule.shares(role) for flat in share.users}
-        for role in schedule.roles
-    }
-    for row, j in cells(schedule):
-        (flat, i), at = divmod(row, len(schedule.m_blocks)), place(schedule, row, j)
-        used["a", share_of["a"][flat], i, schedule.row_panel(row)].add(at)
-        other = "a" if schedule.mirrors else "b"
-        used[other, share_of[other][flat], j, schedule.row_panel(row)].add(at)
-    edges = {"a": schedule.m_blocks, "b": schedule.n_blocks}
-    for role in schedule.roles:
-        for share, block in product(schedule.shares(role), range(len(edges[role]))):
-            at = role, share.users[0], block
-            expected = [
-                used[*at, row_panel]
-                for row_panel in range(schedule.row_panels)
-                if used[*at, row_panel]
-            ]
-            assert [*schedule.work.users(*at)] == expected
-            assert sorted(schedule.work.row_panels(*at)) == [
-                row_panel for row_panel in range(schedule.row_panels) if used[*at, row_panel]
-            ]
 
 
 @given(schedules())

@@ -8,8 +8,6 @@ import dask.array as da
 import numpy as np
 import pytest
 from by_plan import FLOAT, by_plan, spec_of
-from hypothesis import given
-from hypothesis import strategies as st
 from labels import block_tasks
 from paper import gpus
 from small import integers
@@ -21,7 +19,6 @@ from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
 from multimm.planning.problem import Problem
 from multimm.planning.spec import MatrixSpec
-from multimm.planning.tiling.rechunk import cuts_of, offsets
 
 
 def planned(a, b, step=FLOAT, *, workers=1, symmetric=False, **fixed):
@@ -111,18 +108,3 @@ def test_a_block_within_another_is_no_copy():
     whole = SubBlocks([x], cuts, ((8, 8),), (2, 8))
     assert whole.joined().base is x
     np.testing.assert_array_equal(whole.joined(), x[2:4])
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.data())
-def test_every_element_is_cut_once_and_put_in_order(blocks, data):
-    size = sum(blocks)
-    start = data.draw(st.integers(0, size))
-    stop = data.draw(st.integers(start, size))
-    elements, first = np.arange(size), np.cumsum([0, *blocks])
-    found = np.full(stop - start, -1)
-    for (number,), (cut,), (to,) in cuts_of([offsets(tuple(blocks))], (slice(start, stop),)):
-        block = elements[first[number] : first[number + 1]]
-        assert cut.stop > cut.start or start == stop  # no block is asked for in vain
-        assert (found[to] == -1).all()
-        found[to] = block[cut]
-    np.testing.assert_array_equal(found, elements[start:stop])

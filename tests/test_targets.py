@@ -123,14 +123,6 @@ def test_what_cannot_be_read_is_not_replaced_for_one_dataset(tmp_path):
     assert path.read_bytes() == b"no HDF5"
 
 
-@pytest.mark.parametrize("suffix", ["h5", "zarr"])
-def test_the_command_loses_no_factors(tmp_path, refused, suffix):
-    path = container(tmp_path / f"m.{suffix}", "x", "y")
-    error = refused("matmul", f"{path}:x", f"{path}:y", "-o", f"{path}:x", "--overwrite")
-    assert "this is A itself" in error
-    np.testing.assert_array_equal(held(path, "x"), MATRIX)
-
-
 @pytest.mark.parametrize("suffix", ["npy", "h5", "zarr"])
 def test_the_command_replaces_no_factor_by_the_product(tmp_path, refused, suffix):
     for name in "ab":
@@ -143,6 +135,10 @@ def test_the_command_replaces_no_factor_by_the_product(tmp_path, refused, suffix
         assert "choose another name" in error
     if suffix == "h5":
         assert "A itself" in refused("matmul", a, b, "-o", f"{a}:C", "--overwrite")
+    if suffix != "npy":
+        path = container(tmp_path / f"m.{suffix}", "x", "y")
+        error = refused("matmul", f"{path}:x", f"{path}:y", "-o", f"{path}:x", "--overwrite")
+        assert "this is A itself" in error
 
 
 # What no matrix file holds --------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 
 import pytest
+from kernel_maths import functions_of
 
 from multimm.errors import KernelError
 from multimm.gpu.arch import ArchLimits, limits_for
@@ -15,25 +15,11 @@ from multimm.gpu.simt.configs import REGISTRY, TileConfig
 CONFIGS = [entry.config for entry in REGISTRY]
 names = pytest.mark.parametrize("config", CONFIGS, ids=[entry.name for entry in REGISTRY])
 
-_CONSTANT = re.compile(r"^constexpr int (\w+) = ([^;]+);", re.MULTILINE)
-_FUNCTION = re.compile(
-    r"^__device__ constexpr int (\w+)\(([^)]*)\) \{ return ([^;]+); \}", re.MULTILINE
-)
-
 
 def thread_map(config: TileConfig) -> dict:
-    """The functions of kernels/common/warp_map.cuh, read from there and run as Python.
-
-    They are single expressions of non-negative ints, for which C's / is Python's //.
-    """
-    text = kernel_text("common/warp_map.cuh", config.defines())
-    scope: dict = dict(config.defines())
-    for name, value in _CONSTANT.findall(text):
-        scope[name] = eval(value.replace("/", "//"), scope)
-    for name, parameters, body in _FUNCTION.findall(text):
-        arguments = ", ".join(re.findall(r"int (\w+)", parameters))
-        scope[name] = eval(f"lambda {arguments}: {body.replace('/', '//')}", scope)
-    return scope
+    """The functions of kernels/common/warp_map.cuh."""
+    defines = config.defines()
+    return functions_of(kernel_text("common/warp_map.cuh", defines), **defines)
 
 
 def copied(config: TileConfig, side: str, way: str, floats: int = 1):
@@ -75,19 +61,6 @@ def test_shared_writes_are_conflict_free_and_global_reads_whole_sectors(config, 
         # In memory the contiguous index runs over whole, aligned runs of 8 floats.
         runs = Counter((k // 8, x) if way == "along_k" else (x // 8, k) for x, k in at)
         assert set(runs.values()) == {8 // floats}
-
-
-@names
-@pytest.mark.parametrize("way", ["along_k", "along_x"])
-@pytest.mark.parametrize("side", ["block_m", "block_n"])
-def test_offsets_of_copies_are_the_same_for_all_threads(config, way, side):
-    """The kernel adds constants to a thread's first place; the map must allow that."""
-    steps: dict = {}
-    start: dict = {}
-    for copy, thread, x, k in copied(config, side, way):
-        first_x, first_k = start.setdefault(thread, (x, k))
-        steps.setdefault(copy, set()).add((x - first_x, k - first_k))
-    assert all(len(step) == 1 for step in steps.values())
 
 
 @names

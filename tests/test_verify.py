@@ -269,19 +269,6 @@ def test_detects_is_true_at_its_edge():
         assert not verify(a, b, wrong, seed=seed)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("chunked", [False, True])
-def test_non_finite_values_from_nowhere_fail(typical, value, chunked):
-    a, b, c = typical
-    wrong = c.copy()
-    wrong[17, 400] = value
-    if chunked:
-        wrong = da.from_array(wrong, chunks=(100, 300))
-    result = verify(a, b, wrong)
-    assert not result
-    assert "c[17, 400]" in str(result)
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("chunked", [False, True])
 def test_non_finite_inputs_reach_what_they_must_and_nothing_else(typical, value, chunked):
@@ -362,7 +349,7 @@ def test_a_wrong_integer_is_missed_as_often_as_is_promised(name):
     rng = np.random.default_rng(9)
     a, b = draw(rng, (4, 6), name), draw(rng, (6, 3), name)
     c = np.matmul(a, b)
-    bits, seeds = 8 * c.dtype.itemsize, range(30)
+    bits, seeds = 8 * c.dtype.itemsize, range(16)
     for zeros in (0, bits - 2, bits - 1):
         wrong = c.copy()
         wrong.view(f"u{c.dtype.itemsize}")[2, 1] ^= 1 << zeros
@@ -451,8 +438,10 @@ WIDENED = [
 ]
 
 
-@pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize(("name", "added", "alpha", "beta"), WIDENED)
+@pytest.mark.parametrize(
+    ("name", "added", "alpha", "beta", "chunked"),
+    [(*scaled, i % 2 == 1) for i, scaled in enumerate(WIDENED)],  # NumPy's and lazy ones by turns
+)
 def test_what_alpha_and_c0_widen_after_the_product(name, added, alpha, beta, chunked):
     rng = np.random.default_rng(15)
     a, b = draw(rng, (50, 90), name), draw(rng, (90, 30), name)

@@ -7,14 +7,12 @@ import re
 import numpy as np
 import pytest
 import wgmma_model as model
-from cuda_on_cpu.packing import numbers
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pack_reference import (
     BROAD_SHIFT,
     LEAST_BROAD,
     broad_parts,
-    joined,
     split,
 )
 from wgmma_model import broad_model, wgmma_model
@@ -24,26 +22,6 @@ from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm_benchmarks.distributions import DISTRIBUTIONS, draw
 
 U = 2.0**-24
-KINDS = ("normal", "sparse", "integers", "odd", "wide")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("parts", [1, 2])
-def test_parts_and_rests_are_the_matrix(kind, parts):
-    x = numbers(kind, 60, 130, np.random.default_rng(3))
-    s = split(x, parts)
-    finite = np.isfinite(x)
-    assert s.nonfinite == (~finite).sum()
-    carried = joined(s).astype(np.float64)
-    unit = 2.0**-22 if parts == 2 else 2.0**-11
-    assert (np.abs(carried - np.where(finite, x, 0)) <= unit * np.abs(np.where(finite, x, 0))).all()
-    # A part is 0 or a normal FP16 number, a low one not larger than the last place of the high one.
-    assert ((s.high == 0) | (np.abs(s.high.astype(float)) >= 2.0**-14)).all()
-    assert (np.abs(s.high.astype(float)) <= 2.0**15).all()
-    assert (np.abs(s.low.astype(float)) <= np.abs(s.high.astype(float))).all()
-    assert (s.high[s.rest != 0] == 0).all()
-    assert (s.rest[s.rest != 0] == x[s.rest != 0]).all()
-    assert (s.low != 0).any() == (parts == 2 and kind != "integers")
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=8))
@@ -114,7 +92,7 @@ def test_parts_of_a_wide_range_keep_the_promise(kind, k):
 def test_parts_of_a_wide_range_keep_the_promise_of_constants(k):
     """All roundings of an element have one sign."""
     a, b = (
-        np.repeat((1 + np.random.default_rng(i).random((70, 1))).astype("f4"), k, 1) for i in (1, 2)
+        np.repeat((1 + np.random.default_rng(i).random((20, 1))).astype("f4"), k, 1) for i in (1, 2)
     )
     assert errors(broad_model(a, b), a, b).max() <= 24
     assert errors(broad_model(a, b, 1), a, b).max() <= (2.0**-9 + 2 * k * U) / U / 2

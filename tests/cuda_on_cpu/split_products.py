@@ -34,6 +34,7 @@ class Product:
     extra: int = 0  #: leading dimensions - n
     offset: int = 0  #: of the first elements of D, P and C
     counts: tuple[int, int, int, int] | None = None  #: what packing has counted
+    scales: tuple[int, int] = (0, 0)  #: least exponents of rows of A and of B
     # Of integers: the largest, slabs between promotions, what is returned, and whether all are
     # as large as they can be.
     most: int = 128
@@ -92,11 +93,14 @@ def _products(tile_n: int, cap: int, longest: int) -> tuple[Product, ...]:
         Product(5, 7, 9, 0.0, 0.0, True),
         Product(100, n, 64 * 5 - 9, 2.0, step=2, blocks=2),
         Product(9 * m, 2, 64, blocks=4),  # more rows of tiles than walk as one band
-        Product(3, 5, 64 * longest + 7, blocks=1, p=True),
+        Product(10, 13, 64 * longest + 7, blocks=1, p=True, extra=1),
         Product(20, 30, 70, counts=(0, cap, 0, cap)),
         Product(20, 30, 70, counts=(0, 0, 0, cap + 1)),
         Product(20, 30, 70, counts=(1, 0, 0, 0)),
-    )
+        # Over all of float32: results are subnormal, too, or infinite.
+        *(Product(10, 14, 40, scales=scales)
+          for scales in ((-50, 60), (-149, 110), (110, -149), (-75, -70), (55, 60), (-149, -149))),
+    )  # fmt: skip
 
 
 def split_cases(defines: Mapping[str, int]) -> Iterator[Case]:
@@ -115,6 +119,12 @@ def _case(x: Product, seed: int, defines: Mapping[str, int]) -> Case:
     rng = np.random.default_rng(seed)
     wide = defines["PARTS"] == 2
     a, b = _factor(x.m, x.k, 0, wide, rng), _factor(x.n, x.k, 1, wide, rng)
+    assert np.abs(x.sums(a.astype("f8"), b.astype("f8"))).max(initial=0) < 2**24
+    if x.scales != (0, 0):
+        a, b = (
+            np.ldexp(z, rng.integers(least, least + 6, (len(z), 1)))
+            for z, least in zip((a, b), x.scales, strict=True)
+        )
     buffers: list[Buffer] = []
     arguments: list[object] = [x.m, x.n, x.slabs, x.step, x.alpha, x.beta]
     for z in (a, b):
@@ -128,10 +138,10 @@ def _case(x: Product, seed: int, defines: Mapping[str, int]) -> Case:
     d = placed((x.slices, x.m, x.n), "f4", extra=x.extra, offset=x.offset, gap=5)
     assert d.stride in (apart, x.m * d.ld + 5)
     others = [
-        placed(shape, "f4", extra=x.extra, offset=x.offset).holding(
+        placed(shape, "f4", extra=extra, offset=x.offset).holding(
             rng.integers(-5, 6, shape).astype(np.float32)
         )
-        for _ in "pc"
+        for extra in (x.extra, x.extra + 1)
     ]
     buffers += [matrix.buffer for matrix in (d, *others)]
     for there, at, matrix in ((x.c, _C, others[1]), (x.p, _P, others[0])):
@@ -162,10 +172,10 @@ def _result(
     x: Product, a: np.ndarray, b: np.ndarray, d: Operand, others: list[Operand],
     defines: Mapping[str, int],
 ) -> np.ndarray:  # fmt: skip
-    """Exactly, in float64."""
+    """Exactly, in float64, and rounded once."""
     sums = x.sums(a.astype("f8"), b.astype("f8"))
     p, c = (matrix.view[0].astype("f8") for matrix in others)
     made = x.alpha * (sums + p if x.p else sums) if x.alpha != 0 else np.zeros_like(sums)
     made = made + x.beta * c if x.c and x.beta != 0 else made
-    assert np.abs(sums).max(initial=0) < 2**24
-    return x.written(made, d.view, defines)
+    with np.errstate(over="ignore", under="ignore"):
+        return x.written(made.astype(np.float32), d.view, defines)

@@ -9,6 +9,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from gpu_arrays import padded
+from small import op
 
 import multimm
 from multimm.gpu import complex_gemm, last_choice
@@ -39,11 +40,6 @@ def normal(shape, seed=0):
     sizes = 2.0 ** (np.arange(shape[0], dtype="f4") % 9 - 4)
     parts = np.random.default_rng(seed).standard_normal((*shape, 2), dtype="f4")
     return (parts * sizes[:, None, None]).view("c8")[..., 0]
-
-
-def op(x, trans, conj):
-    x = x.conj() if conj else x
-    return x.swapaxes(-1, -2) if trans else x
 
 
 def assert_within(found, a, b, promise, added=0):

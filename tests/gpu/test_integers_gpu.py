@@ -8,6 +8,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from gpu_arrays import padded
+from small import numbers
 
 import multimm
 from multimm.gpu import last_choice
@@ -21,16 +22,6 @@ if find_spec("cupy"):  # where there is none, the mark leaves these tests out
 pytestmark = pytest.mark.gpu
 
 NARROW = ("bool", "int8", "uint8", "int16", "uint16")
-
-
-def numbers(shape, dtype, seed=0, most=None):
-    rng = np.random.default_rng(seed)
-    if dtype == "bool":
-        return rng.integers(0, 2, shape).astype(bool)
-    info = np.iinfo(dtype)
-    most = info.max if most is None else min(info.max, most)
-    low, high = max(info.min, -most - (most == info.max)), most
-    return rng.integers(low, high, shape, dtype, endpoint=True)
 
 
 def exact(x, y):
