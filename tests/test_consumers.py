@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import dask
 import dask.array as da
 import numpy as np
@@ -214,6 +216,30 @@ def test_blocks_of_small_chunks_are_joined_no_further_than_what_uses_c_allows(ki
         little = LITTLE * theirs.nbytes if user == "C.sum()" else 0
         most = max(TIMES * peak_of(use(theirs)), little)
         assert any(peak_of(use(ours)) < most for _ in range(RUNS))
+
+
+@pytest.mark.alone
+@pytest.mark.filterwarnings("ignore:Increasing number of chunks")  # by Dask's product
+def test_a_large_c_of_uneven_chunks_is_not_held():
+    """Chunks of C would be cut by tasks of their own out of blocks that are no chunks."""
+
+    def in_turn(total):
+        for size in cycle((100, 250, 190)):
+            if total <= 0:
+                return
+            yield min(size, total)
+            total -= size
+
+    def operand(seed, *shape):
+        x = np.random.default_rng(seed).random(shape)
+        return da.from_array(x, chunks=tuple(map(tuple, map(in_turn, shape))))
+
+    a, b, use = operand(1, 8000, 400), operand(2, 400, 2000), CONSUMERS["C - C.mean(0)"]
+    with dask.config.set(scheduler="threads", num_workers=2):
+        theirs, ours = a @ b, multimm.matmul(a, b)
+        dasks, value = peak_and_value(use(theirs))
+        np.testing.assert_allclose(use(ours).compute(), value)
+        assert any(peak_of(use(ours)) < TIMES * dasks for _ in range(RUNS))
 
 
 #: Of 16 MB and less, which one task would multiply in the time of its calls.

@@ -31,6 +31,7 @@ from multimm.planning.tiling.counts import (
     bounds_blocks,
     count_c,
     count_k_tiles,
+    is_large,
     most_of,
 )
 from multimm.planning.tiling.grid import Blocks, Grid, ceil_div
@@ -132,12 +133,17 @@ def _blocks(
     (rows, cols), (block_m, block_n) = counts, options.edges
     halves, alone = problem.symmetric and block_m == block_n, bounds_blocks(cluster)
     along = rows if halves else grid.p_m
-    m_blocks = choose_side(problem, -2, rows, along, block_m, keep, min(most.m, most.rows))
+    # What uses a large C along an axis waits for all blocks that its chunks are cut of.
+    across = min(len(problem.a.chunks[-2]), len(problem.b.chunks[-1]))
+    only_regular = alone and is_large(problem) and across > 1 and not problem.chunks
+    m_blocks = choose_side(
+        problem, -2, rows, along, block_m, keep, min(most.m, most.rows), only_regular
+    )
     band = ceil_div(parallel * len(m_blocks), grid.p_m)
     n_blocks = m_blocks
     if not halves:
         n_blocks = choose_side(
-            problem, -1, cols, grid.p_n, block_n, keep, min(most.n, most.columns)
+            problem, -1, cols, grid.p_n, block_n, keep, min(most.n, most.columns), only_regular
         )
     blocks = batch, m_blocks, n_blocks, k_k_tiles
     return Schedule(problem, grid, *blocks, band, mirrors=halves, k_parts=k_parts, alone=alone)

@@ -68,8 +68,8 @@ class Distribution:
             return self.cut_again
         if not self.problem.awaited or self.problem.in_one:
             return ()
-        held = dict(zip("ab", self.problem.held, strict=True))
-        return tuple(x for x in self.cut_again if not held[x] and self.spec(x).blocks > 1)
+        made = dict(zip("ab", self.problem.made_anywhere, strict=True))
+        return tuple(x for x in self.cut_again if made[x] and self.spec(x).blocks > 1)
 
     @cached_property
     def cut_within(self) -> tuple[str, ...]:

@@ -163,8 +163,8 @@ class Problem:
     def made_anywhere(self) -> tuple[bool, bool]:
         """For A and for B: tasks make its blocks, on workers that nobody has chosen yet."""
         a, b = (
-            self.awaited and not (read or spec.owners)
-            for spec, read in zip((self.a, self.b), self.rereadable, strict=True)
+            self.awaited and not (read or held or spec.owners)
+            for spec, read, held in zip((self.a, self.b), self.rereadable, self.held, strict=True)
         )
         return a, b
 

@@ -100,6 +100,7 @@ def choose_side(
     fixed: int | None,
     keep: int,
     most: int,
+    only_regular: bool,
 ) -> Blocks:
     """Block rows of C (axis -2), or its block columns (-1).
 
@@ -109,7 +110,10 @@ def choose_side(
     """
     spec, result = problem.a if axis == -2 else problem.b, not problem.chunks
     chunks = spec.chunks if keep or result else problem.chunks
-    return choose(spec.shape[axis], count, workers, chunks[axis], fixed, keep, most, result=result)
+    size, own = spec.shape[axis], chunks[axis]
+    return choose(
+        size, count, workers, own, fixed, keep, most, result=result, only_regular=only_regular
+    )
 
 
 def choose(
@@ -122,12 +126,13 @@ def choose(
     most: int,
     *,
     result: bool = False,
+    only_regular: bool = False,
 ) -> Blocks:
     """The given chunks, joined, if they serve as well as `count` even blocks; else those.
 
     With `keep`, they are taken as they are, those below that length joined. Of a `result`, what is
-    joined is regular where it can be, and what is not is, always. Blocks are about `most` long at
-    most, and then of any number of chunks.
+    joined is regular where it can be, and what is not is, always; with `only_regular`, all is.
+    Blocks are about `most` long at most, and then of any number of chunks.
     """
     if fixed is not None:
         return regular(size, fixed)
@@ -135,18 +140,22 @@ def choose(
     keep, count = min(keep, most), max(count, ceil_div(size, most))
     most_chunks = LONGEST if most < size else MOST_CHUNKS
     if keep and min(2, workers) <= len(chunks) <= most_chunks:  # one block serves one worker
-        return group_regular(chunks, keep, workers, most) if result else group(chunks, keep)
+        kept = group_regular(chunks, keep, workers, most) if result else group(chunks, keep)
+        if not only_regular or is_regular(kept):
+            return kept
     blocks = _evenly(size, count, workers)
     if result and not is_regular(blocks):
         blocks = regular(size, max(blocks))  # fewer, but the busiest worker has no more
 
     def serves(joined: Blocks) -> bool:
-        small_enough = max(joined) <= 1.5 * max(blocks)
+        small_enough = max(joined) <= 1.5 * max(blocks) and (not only_regular or is_regular(joined))
         share = largest_share(blocks, workers)
         return small_enough and largest_share(joined, workers) <= IMBALANCE * share
 
     joined = group(chunks, max(blocks))
+    other = group_regular(chunks, max(blocks), workers, most) if result else joined
+    if only_regular:
+        joined = other
     if not serves(joined):
         return blocks
-    other = group_regular(chunks, max(blocks), workers, most) if result else joined
     return other if serves(other) else joined

@@ -115,13 +115,13 @@ def _sides(problem: Problem, rows: int, columns: int, c: int) -> tuple[int, int]
     product has more tasks, which take memory as well.
     """
     m, n = max(1, problem.m), max(1, problem.n)
-    chunks = len(problem.a.chunks[-2]) * len(problem.b.chunks[-1])
-    noted, few = chunks * NOTED // problem.out_bytes, FEW * LEAST_EDGE["cpu"] ** 2
-    tall, wide = (max(few, int(TIMES * (side + noted))) for side in (n * rows, m * columns))
+    row_count, column_count = len(problem.a.chunks[-2]), len(problem.b.chunks[-1])
+    noted = row_count * column_count * NOTED // problem.out_bytes
+    few = FEW * LEAST_EDGE["cpu"] ** 2
+    sides = m * n // row_count, m * n // column_count
+    tall, wide = (max(few, int(TIMES * (side + noted))) for side in sides)
     tall, wide = max(rows, tall // n), max(columns, wide // m)
-    a_made, b_made = (
-        made and not held for made, held in zip(problem.made_anywhere, problem.held, strict=True)
-    )
+    a_made, b_made = problem.made_anywhere
     if a_made and n <= isqrt(c):  # else what tasks make of A stays for the next block column
         wide = n
     if b_made and m <= isqrt(c):
@@ -131,6 +131,16 @@ def _sides(problem: Problem, rows: int, columns: int, c: int) -> tuple[int, int]
         for size, chunk, most in ((m, rows, tall), (n, columns, wide))
     )
     return max(rows, min(tall, c // width)), max(columns, min(wide, c // height))
+
+
+def is_large(problem: Problem) -> bool:
+    """Whether sums of all of C at once matter beside what Dask's own product holds.
+
+    That is, of a block of C, products of all chunks along k; or few least blocks.
+    """
+    rows, columns = max(problem.a.chunks[-2]), max(problem.b.chunks[-1])
+    each = max(FEW * LEAST_EDGE["cpu"] ** 2, len(problem.a.chunks[-1]) * rows * columns)
+    return problem.summed_bytes > each * problem.sum_bytes
 
 
 def _longest(spec: MatrixSpec, batch: int) -> tuple[int, int]:
