@@ -553,6 +553,20 @@ def test_halves_are_summed_in_float32_without_a_product_of_matrices(subscripts, 
 
 
 @HERE
+@pytest.mark.parametrize("lazily", [False, True])
+def test_sums_of_narrow_integers_are_exact_on_the_way_to_a_half(lazily):
+    """Their difference is 1, and in float32 they are even."""
+    a, b = np.full((1, 1101), 127, "i1"), np.full((1101, 2), 127, "i1")
+    a[0, -1], b[-1] = 1, [1, 0]
+    given = [a, b, np.array([[1], [-1]], "i1")]
+    given = [da.from_array(x, chunks=500) for x in given] if lazily else given
+    path = ["einsum_path", (0, 1), (0, 1)]
+    found = multimm.einsum("ij,jk,kl->il", *given, dtype="float16", optimize=path)
+    assert found.dtype == np.float16
+    assert np.asarray(found) == 1
+
+
+@HERE
 @pytest.mark.parametrize("chunks", [None, 700, -1])
 @pytest.mark.parametrize("subscripts", ["ij,jk->k", "ij,jk->ik", "ij,kj,kl->il", "ij,kj->k"])
 def test_halves_on_the_way_may_be_beyond_what_the_result_can_be(subscripts, chunks):

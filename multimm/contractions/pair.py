@@ -21,11 +21,13 @@ from dask.array.core import common_blockdim
 from multimm.contractions.dtypes import common_dtype
 from multimm.contractions.einsum_chunks import limited_chunks
 from multimm.contractions.subscripts import Label, Labels, written
+from multimm.gpu.dtypes import accumulate_dtype
 from multimm.gpu.integers.bounds import is_narrow
 from multimm.gpu.kernel_selection import Precision
 from multimm.graph.lazy_views import peel, permuted
 from multimm.graph.rearranged import flattened, grouped_chunks, split
 from multimm.graph.taken_apart import by_its_tasks, of_stored_blocks, with_makers
+from multimm.graph.tasks.half_precision import HALVES
 from multimm.operands import Array, is_dask, on_gpu
 from multimm.planning.tiling.grid import Blocks
 from multimm.products import NOTHING_FIXED, Product, checked
@@ -68,11 +70,6 @@ def roles(a: Labels, b: Labels, out: Labels) -> Roles:
     )
 
 
-#: NumPy's einsum adds the one up in its own dtype, in which 2048 + 1 is 2048, and has none of the
-#: other.
-HALVES = {"float16", "bfloat16"}
-
-
 def elementwise(terms: list[Term], out: Labels, dtype: np.dtype[Any] | None = None) -> Array:
     """What is no product of matrices: diagonals, sums of one operand, products of elements.
 
@@ -87,8 +84,9 @@ def elementwise(terms: list[Term], out: Labels, dtype: np.dtype[Any] | None = No
     if len(terms) == 1 and {*terms[0].labels} == {*out}:
         # A view, of the operand's dtype whatever is asked for.
         arrays, sums = [x.astype(made) for x in arrays], None
-    elif HALVES & {made.name, *(x.dtype.name for x in arrays)}:
-        sums = np.dtype("float32") if (dtype or own).name in HALVES else dtype or own
+    elif any(x.name in HALVES for x in (made, *(x.dtype for x in arrays))):
+        # NumPy's einsum adds float16 up as it is, where 2048 + 1 is 2048, and has no bfloat16.
+        sums = accumulate_dtype(made, made)
         arrays = [x.astype(sums) for x in arrays]
     labels, lazy = [term.labels for term in terms], any(map(is_dask, arrays))
     if lazy and len(terms) > 1 and {*out} >= {x for own in labels for x in own}:

@@ -115,13 +115,13 @@ class Contraction(NamedTuple):
         end.
         """
         own = [term.array.dtype for term in taken]
-        if self.dtype == np.float16 and len(self.steps) > 1:
-            return np.dtype("float32")  # what sums on the way are may be beyond 65504
+        if len(self.steps) > 1 and self.dtype.kind in "fc":
+            if all(is_narrow(term.array.dtype) for term in self.terms):
+                return np.dtype("float64")
+            if self.dtype == np.float16:
+                return np.dtype("float32")  # what sums on the way are may be beyond 65504
         if not self.asked and common_dtype(*own) == self.dtype:
             return None
-        narrow = all(is_narrow(term.array.dtype) for term in self.terms)
-        if narrow and self.dtype.kind in "fc" and len(self.steps) > 1:
-            return np.dtype("float64")
         real = step is not self.steps[-1] and not any(x.kind == "c" for x in own)
         return np.empty(0, self.dtype).real.dtype if real else self.dtype
 
