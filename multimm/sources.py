@@ -187,23 +187,23 @@ class _Pickled:
     """An object that was pickled; it arrives as the object."""
 
     data: bytes
-    buffers: list[pickle.PickleBuffer]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.data, self.buffers)
+        return pickle.loads, (self.data,)
 
 
 def _pickled(source: Any) -> Any:
     """The object, or one that has the same files for a process in another folder."""
-    buffers: list[pickle.PickleBuffer] = []
+    anchored, _ = _dumped(source, buffer_callback=[].append)  # which copies no array
+    return _Pickled(_dumped(source)[1]) if anchored else source
+
+
+def _dumped(source: Any, **how: Any) -> tuple[bool, bytes]:
+    """Whether a path was made absolute, and the object as bytes."""
     with BytesIO() as file:
-        pickler = _Anchoring(file, protocol=5, buffer_callback=buffers.append)
+        pickler = _Anchoring(file, protocol=5, **how)
         pickler.dump(source)
-        return _Pickled(file.getvalue(), buffers) if pickler.anchored else source
-
-
-def _unpickled(data: bytes, buffers: list[Any]) -> Any:
-    return pickle.loads(data, buffers=buffers)
+        return pickler.anchored, file.getvalue()
 
 
 def _opener(source: Any) -> OpenedForEachRead | None:

@@ -9,6 +9,7 @@ import pickle
 import tracemalloc
 from decimal import Decimal
 from io import BytesIO
+from pathlib import Path
 from types import SimpleNamespace
 
 import dask
@@ -469,8 +470,19 @@ def lazy_xarray(x):
     return xarray.open_zarr("x.zarr", chunks=None)["x"]
 
 
+class HeldBesideAPath:
+    """An array, and a path that nothing is read from."""
+
+    def __init__(self, x):
+        self.x, self.path, self.shape, self.dtype, self.ndim = x, Path("x"), x.shape, x.dtype, 2
+
+    def __getitem__(self, where):
+        return self.x[where]
+
+
 @pytest.mark.parametrize(
-    "kind", [zarr_in_a_folder, zarr_in_a_wrapped_folder, zipped_zarr, lazy_xarray]
+    "kind",
+    [zarr_in_a_folder, zarr_in_a_wrapped_folder, zipped_zarr, lazy_xarray, HeldBesideAPath],
 )
 def test_files_are_found_by_workers_in_another_folder(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
