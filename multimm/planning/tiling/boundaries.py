@@ -153,9 +153,7 @@ def choose(
         return small_enough and largest_share(joined, workers) <= IMBALANCE * share
 
     joined = group(chunks, max(blocks))
-    other = group_regular(chunks, max(blocks), workers, most) if result else joined
-    if only_regular:
-        joined = other
-    if not serves(joined):
+    if not (only_regular or serves(joined)):
         return blocks
-    return other if serves(other) else joined
+    other = group_regular(chunks, max(blocks), workers, most) if result else joined
+    return other if serves(other) else blocks if only_regular else joined
