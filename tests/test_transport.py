@@ -45,7 +45,7 @@ def ucxx(monkeypatch):
 
 
 def worker():
-    state = SimpleNamespace(transfer_incoming_bytes_limit=GIB)
+    state = SimpleNamespace(transfer_incoming_bytes_limit=GIB, transfer_message_bytes_limit=10)
     return SimpleNamespace(address="ucxx://10.0.0.1:9", state=state, plugins={})
 
 
@@ -58,6 +58,7 @@ def test_setup_replaces_the_wait(ucxx):
     assert plugin.reason == ""
     assert ucxx.inner.synchronize_stream is ucxx_overlap.synchronize_stream_0
     assert here.state.transfer_incoming_bytes_limit == 10 * GIB
+    assert here.state.transfer_message_bytes_limit == GIB
 
 
 def test_what_is_waited_for_is_stream_0_of_the_workers_device(ucxx, monkeypatch):
@@ -92,6 +93,7 @@ def test_an_unknown_release_is_left_alone_with_a_warning(ucxx, caplog, package, 
     assert record.levelno == logging.WARNING
     assert plugin.reason in record.getMessage()
     assert here.state.transfer_incoming_bytes_limit == GIB
+    assert here.state.transfer_message_bytes_limit == 10
     assert ucxx.inner.synchronize_stream is wide_wait
 
 

@@ -45,10 +45,13 @@ PER_THREAD_VARIABLES = ("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "RMM_PER_THREAD_D
 #: never touch the host: a GPU takes up to this share of its own memory instead. Arbitrary: some
 #: 18 GB on an H200, seventeen blocks of 16384 x 16384.
 IN_FLIGHT_SHARE = 1 / 8
+#: A fetch takes milliseconds, and a worker answers it with as many blocks as fit, Dask says in
+#: 50 MB: one block of 4096 x 4096. docs/decisions/host-offload.md has the times.
+MESSAGE_BYTES = 2**30
 
 
 class Overlap(WorkerPlugin):
-    """Has the transport of its worker wait for stream 0 alone, and lets more blocks travel.
+    """Has the transport of its worker wait for stream 0 alone, and lets more blocks travel at once.
 
     Attributes
     ----------
@@ -75,7 +78,7 @@ class Overlap(WorkerPlugin):
         import distributed_ucxx.ucxx as transport
 
         transport.synchronize_stream = synchronize_stream_0
-        _raise_limit(worker)
+        _raise_limits(worker)
 
 
 def _obstacle() -> str:
@@ -109,12 +112,13 @@ def synchronize_stream_0(*_: object) -> None:
         cupy.cuda.Stream.null.synchronize()
 
 
-def _raise_limit(worker: Worker) -> None:
+def _raise_limits(worker: Worker) -> None:
     import cupy
 
     state: Any = worker.state
     share = int(cupy.cuda.runtime.memGetInfo()[1] * IN_FLIGHT_SHARE)
     state.transfer_incoming_bytes_limit = max(state.transfer_incoming_bytes_limit, share)
+    state.transfer_message_bytes_limit = max(state.transfer_message_bytes_limit, MESSAGE_BYTES)
 
 
 def obstacles(client: Client) -> dict[str, str]:
