@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from clusters import forked, in_threads, soon
 from distributed import Client
+from distributed.comm import utils
 
 import multimm.cluster as mc
 from multimm.cluster.client import set_up_cluster
@@ -41,6 +42,7 @@ def ucxx(monkeypatch):
     cupy.cuda = SimpleNamespace(runtime=SimpleNamespace(memGetInfo=lambda: (1, 80 * GIB)))
     for module in (package, inner, ucxx, cupy):
         monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(utils, "OFFLOAD_THRESHOLD", 10)
     return SimpleNamespace(package=package, inner=inner, ucxx=ucxx)
 
 
@@ -59,6 +61,7 @@ def test_setup_replaces_the_wait(ucxx):
     assert ucxx.inner.synchronize_stream is ucxx_overlap.synchronize_stream_0
     assert here.state.transfer_incoming_bytes_limit == 10 * GIB
     assert here.state.transfer_message_bytes_limit == GIB
+    assert utils.OFFLOAD_THRESHOLD is False
 
 
 def test_what_is_waited_for_is_stream_0_of_the_workers_device(ucxx, monkeypatch):
@@ -94,6 +97,7 @@ def test_an_unknown_release_is_left_alone_with_a_warning(ucxx, caplog, package, 
     assert plugin.reason in record.getMessage()
     assert here.state.transfer_incoming_bytes_limit == GIB
     assert here.state.transfer_message_bytes_limit == 10
+    assert utils.OFFLOAD_THRESHOLD == 10
     assert ucxx.inner.synchronize_stream is wide_wait
 
 

@@ -19,7 +19,8 @@ wide wait has hidden that between workers. Therefore only clusters from `start()
 `connect(..., overlap=True)`, get this plugin.
 
 It replaces an internal function of another package, and does so only in releases whose source is
-known to call that function before every transfer, and nothing else. Over TCP blocks pass through
+known to call that function before every transfer, and nothing else. There it also lets messages
+hold more, and has the event loop pack and unpack them, however large. Over TCP blocks pass through
 the host's memory, by copies on stream 0: nothing there waits for other streams.
 """
 
@@ -51,7 +52,7 @@ MESSAGE_BYTES = 2**30
 
 
 class Overlap(WorkerPlugin):
-    """Has the transport of its worker wait for stream 0 alone, and lets more blocks travel at once.
+    """Has the transport of its worker wait for stream 0 alone, and send larger messages.
 
     Attributes
     ----------
@@ -76,8 +77,11 @@ class Overlap(WorkerPlugin):
             logger.warning("blocks travel between products, not during them: %s", self.reason)
             return
         import distributed_ucxx.ucxx as transport
+        from distributed.comm import utils
 
         transport.synchronize_stream = synchronize_stream_0
+        # Blocks are sent as they lie: in another thread that takes longer than in the event loop.
+        utils.OFFLOAD_THRESHOLD = False
         _raise_limits(worker)
 
 
