@@ -77,12 +77,21 @@ def norm_of(squares: float) -> float:
     return float(math.sqrt(squares) * (1 + 2.0**-20))
 
 
-def _fma(x: float, y: float, z: float) -> float:
-    """Rounded once."""
-    if not math.isfinite(z):
-        return z
+def _square_added(x: float, z: float) -> float:
+    """x x + z, rounded once."""
+    square = x * x
+    if not (2.0**-960 < square < 2.0**1020 and z < 2.0**1020):
+        return z if not math.isfinite(z) else _rounded(Fraction(x) ** 2 + Fraction(z))
+    # What rounding took from the square: Dekker, A floating-point technique (1971).
+    high = 134217729.0 * x - (134217729.0 * x - x)
+    low = x - high
+    lost = low * low - ((square - high * high) - 2 * high * low)
+    return math.fsum((square, lost, z))
+
+
+def _rounded(x: Fraction) -> float:
     try:
-        return float(Fraction(x) * Fraction(y) + Fraction(z))
+        return float(x)
     except OverflowError:
         return math.inf
 
@@ -103,7 +112,7 @@ def _sums(row: np.ndarray, lanes: int) -> tuple[float, float]:
         square, size = 0.0, 0.0
         for value in row[lane::lanes].ravel().tolist():
             if value:
-                square = _fma(value, value, square)
+                square = _square_added(value, square)
                 size += abs(value)
         parts.append((square, size))
     both = np.array(parts).T

@@ -78,7 +78,8 @@ RESIDUES, LOWER_RESIDUES = (dict(x) for file, x, _ in KERNELS if file == "byte_m
 BYTES = [RESIDUES | {"INTEGER": 1, "SIGNED_A": a, "SIGNED_B": b} for a in (0, 1) for b in (0, 1)]
 #: Products by wgmma: configurations of split ones with more parameters, and of bytes.
 OF_SPLIT = [
-    *((config, more) for config in WGMMA for more in ({}, {"LOWER": 1})),
+    *((config, {}) for config in WGMMA),
+    *((entry.config, {"LOWER": 1}) for entry in (SPLIT_REGISTRY[0], BROAD_REGISTRY[0])),
     (SplitConfig(1, 192, 5, 8, True), {}),
     *((config, {"INTEGER": 1}) for config in WGMMA_CONFIGS),
     (WGMMA_CONFIGS[0], {"INTEGER": 1, "LOWER": 1}),

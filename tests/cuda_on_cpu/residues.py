@@ -97,7 +97,8 @@ def residue_pack_cases(along_k: bool, dtype: str) -> Iterator[Case]:
     of = FORMATS[dtype]
     for seed, (what, x, extra, offset) in enumerate(_matrices(dtype)):
         exact = what in ("integers", "zeros")
-        for count in (1, of.usual, MOST) if x.size < 9999 else (2,):
+        some = (of.usual,) if x.size < 9999 else (2,)
+        for count in (1, of.usual, MOST) if x.size < 3999 else some:
             limit = norm_limit(of.system, count, x.shape[1]) if count > 2 else 2.0**30
             if exact and count == of.usual:
                 limit = 2.0**1000
