@@ -36,6 +36,20 @@ def check_operands(a: Shape, b: Shape, trans_a: bool = False, trans_b: bool = Fa
             )
 
 
+def broadcast(a: Shape, b: Shape) -> Shape:
+    """The shape of two stacks that broadcast: as `numpy.broadcast_shapes`, of up to 64 dimensions.
+
+    NumPy's takes 32, where its matmul takes arrays of 64.
+
+    >>> broadcast((5, 1, 3), (2, 1))
+    (5, 2, 3)
+    """
+    if a == b:
+        return a
+    pairs = zip_longest(a[::-1], b[::-1], fillvalue=1)
+    return tuple([y if x == 1 else x for x, y in pairs][::-1])
+
+
 def _given(a: Shape, b: Shape, trans_a: bool, trans_b: bool) -> str:
     first = f"a has shape {a}{' and is transposed,' * trans_a}"
     return f"{first} and b has shape {b}{' and is transposed' * trans_b}"
