@@ -288,7 +288,9 @@ class Product(NamedTuple):
 
 def options(blocks: int | tuple[int, int] | None, slabs: int | None, p_k: int | None) -> Options:
     """What the caller fixed."""
-    return Options(blocks, slabs, p_k) if (blocks, slabs, p_k) != (None,) * 3 else NOTHING_FIXED
+    if blocks is slabs is p_k is None:
+        return NOTHING_FIXED
+    return Options(blocks, slabs, p_k)
 
 
 def checked(

@@ -9,7 +9,7 @@ import math
 from itertools import zip_longest
 from typing import Any
 
-from multimm.errors import ShapeError, integer
+from multimm.errors import OptionError, ShapeError, integer
 
 Shape = tuple[int, ...]
 
@@ -18,8 +18,14 @@ def check_operands(a: Shape, b: Shape, trans_a: bool = False, trans_b: bool = Fa
     """Raise `ShapeError` unless op(A) and op(B) can be multiplied: k is the same, stacks broadcast.
 
     Shapes are those that were given, of 1 dimension at least: a vector is a row on the left, and a
-    column on the right.
+    column on the right. Raises `OptionError` for flags that are none.
     """
+    for name, flag in (("trans_a", trans_a), ("trans_b", trans_b)):
+        if flag not in (False, True):  # BLAS has 2 for conjugate transposes; "N" would be true
+            raise OptionError(
+                f"{name}={flag!r}: allowed are True and False; for a conjugate transpose pass True "
+                "and the conjugate, x.conj()"
+            )
     columns = a[-2] if trans_a else a[-1]
     rows = b[-1] if trans_b or len(b) == 1 else b[-2]
     if columns != rows:
