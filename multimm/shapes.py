@@ -61,6 +61,28 @@ def _given(a: Shape, b: Shape, trans_a: bool, trans_b: bool) -> str:
     return f"{first} and b has shape {b}{' and is transposed' * trans_b}"
 
 
+def per_axis(chunks: Any, shape: Shape) -> Any:
+    """The same chunks, of each axis where a mapping names some of them, as Dask's `rechunk` has it.
+
+    Raises `ValueError` for what Dask would take for something else: True for 1, no text for 1 byte,
+    and axes that there are not for nothing.
+
+    >>> per_axis({-1: 5}, (10, 7)), per_axis(8, (10, 7))
+    ((None, 5), 8)
+    """
+    if hasattr(chunks, "tolist"):
+        chunks = chunks.tolist()
+    if isinstance(chunks, bool) or (isinstance(chunks, str) and not chunks):
+        raise ValueError("no size")
+    if not isinstance(chunks, dict):
+        return chunks
+    axes = {axis: axis % len(shape) for axis in range(-len(shape), len(shape))}
+    if missing := [axis for axis in chunks if axis not in axes]:
+        raise ValueError(f"{missing[0]!r} is no axis")
+    sizes = {axes[axis]: size for axis, size in chunks.items()}
+    return tuple(map(sizes.get, range(len(shape))))
+
+
 def auto_of_empty(chunks: Any, shape: Shape) -> Any:
     """Chunks in which "auto" is a whole axis where the array is empty: Dask divides by zero.
 
