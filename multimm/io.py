@@ -468,15 +468,16 @@ class Output:
 
     def discard(self) -> None:
         """Remove what was written and not committed, and let others write."""
+        # First: a task that still writes misses them afterwards.
+        if self._marks is not None:
+            remove(self._marks)
+            self._marks = None
         if self._unfinished is not None:
             with suppress(FileNotFoundError):
                 # Another one has the name if the last step was not done: what was there before.
                 if self._made and os.path.samestat(os.stat(self._unfinished), self._made):
                     remove(self._unfinished)
             self._unfinished = None
-        if self._marks is not None:
-            remove(self._marks)
-            self._marks = None
         self._claim.release()
 
     def __enter__(self) -> Self:

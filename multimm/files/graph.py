@@ -102,7 +102,8 @@ class Writer(NamedTuple):
     target: str
     #: Who syncs all that is written there at the end: tasks elsewhere sync their own blocks.
     machine: str
-    #: A file with a byte for each block, which is 1 once the block is written.
+    #: A file with a byte for each block, which is 1 once the block is written. It goes first where
+    #: the output is given up: whoever misses it removes what came too late to be removed.
     marks: str
 
 
@@ -118,10 +119,15 @@ def write_block(
     check_shape(block, tuple(at.stop - at.start for at in index), of=WRITTEN)
     form = FORMATS[matrix.place.suffix]
     try:
-        form.write(matrix, index, block, _threads(gpu=False))
-        if writer.machine != raw.machine(matrix.path):
-            form.sync(matrix, index)
-        _mark(writer.marks, number)
+        try:
+            form.write(matrix, index, block, _threads(gpu=False))
+            if writer.machine != raw.machine(matrix.path):
+                form.sync(matrix, index)
+            _mark(writer.marks, number)
+        except Exception:
+            if not os.path.exists(writer.marks):
+                form.drop(matrix, index)
+            raise
     except OSError as error:
         raise FileFormatError(
             f"{writer.target}: a block cannot be written ({reason(error)}); nothing was put there: "
