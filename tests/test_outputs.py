@@ -480,6 +480,15 @@ def test_a_block_that_is_written_too_late_leaves_nothing(tmp_path, monkeypatch, 
     assert not any(name.startswith(".multimm") for name in names(tmp_path / "m.zarr"))
 
 
+@pytest.mark.parametrize("suffix", ["npy", "h5"])
+def test_an_empty_file_is_replaced(tmp_path, suffix):
+    """As `tempfile` makes one."""
+    path = tmp_path / f"c.{suffix}"
+    path.touch()
+    io.save_array(NEW, path, overwrite=True)
+    np.testing.assert_array_equal(get(path), NEW)
+
+
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_what_was_replaced_is_removed_by_the_next_run_too(tmp_path, suffix, monkeypatch):
     """Killed when the new one had its name, and the older one was not removed."""
