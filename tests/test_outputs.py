@@ -473,11 +473,23 @@ def test_a_block_that_is_written_too_late_leaves_nothing(tmp_path, monkeypatch, 
         write(*args)
 
     monkeypatch.setattr(output_zarr, "at_a_time", late)
-    with pytest.raises(FileFormatError, match="a block cannot be written"):
+    with pytest.raises(FileFormatError, match="the output was given up before"):
         flags.compute()
     assert names(tmp_path) == ["m.zarr"]
     assert list(zarr.open_group(tmp_path / "m.zarr")) == []
     assert not any(name.startswith(".multimm") for name in names(tmp_path / "m.zarr"))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_what_is_computed_after_the_output_was_given_up_says_so(tmp_path, suffix):
+    with io.Output(tmp_path / f"c.{suffix}") as output:
+        first = output.store(da.from_array(OLD, chunks=2))
+        second = output.store(da.from_array(NEW, chunks=2))
+        with pytest.raises(FileFormatError, match=r"given up .* what the last store\(\) gives"):
+            first.compute()
+    with pytest.raises(FileFormatError, match="before its `with` ends"):
+        second.compute()
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("suffix", ["npy", "h5"])

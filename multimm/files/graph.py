@@ -106,6 +106,10 @@ class Writer(NamedTuple):
     #: the output is given up: whoever misses it removes what came too late to be removed.
     marks: str
 
+    def is_gone(self) -> bool:
+        """Whether the output was given up; not so where its folder is not seen."""
+        return not os.path.exists(self.marks) and os.path.isdir(os.path.dirname(self.marks))
+
 
 @named
 def write_block(
@@ -119,16 +123,19 @@ def write_block(
     check_shape(block, tuple(at.stop - at.start for at in index), of=WRITTEN)
     form = FORMATS[matrix.place.suffix]
     try:
-        try:
-            form.write(matrix, index, block, _threads(gpu=False))
-            if writer.machine != raw.machine(matrix.path):
-                form.sync(matrix, index)
-            _mark(writer.marks, number)
-        except Exception:
-            if not os.path.exists(writer.marks):
-                form.drop(matrix, index)
+        form.write(matrix, index, block, _threads(gpu=False))
+        if writer.machine != raw.machine(matrix.path):
+            form.sync(matrix, index)
+        _mark(writer.marks, number)
+    except Exception as error:
+        if writer.is_gone():
+            form.drop(matrix, index)
+            raise FileFormatError(
+                f"{writer.target}: the output was given up before all blocks were written; compute "
+                "what the last store() gives, before its `with` ends"
+            ) from error
+        if not isinstance(error, OSError):
             raise
-    except OSError as error:
         raise FileFormatError(
             f"{writer.target}: a block cannot be written ({reason(error)}); nothing was put there: "
             "make room, or write elsewhere"
