@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from multimm import cluster, gpu, io
+    from multimm import cluster, errors, gpu, io
     from multimm.api import gemm, matmul, plan, transpose
     from multimm.checks.verify import verify
     from multimm.cluster.progress import progress
@@ -29,6 +29,7 @@ __all__ = [
     "accelerate",
     "cluster",
     "einsum",
+    "errors",
     "gemm",
     "gpu",
     "inner",
@@ -62,7 +63,7 @@ _HOMES = {
     "verify": "multimm.checks.verify",
 }
 #: Modules that are used by their own names, as in `multimm.io.open_array`.
-_MODULES = ("cluster", "gpu", "io")
+_MODULES = ("cluster", "errors", "gpu", "io")
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +46,7 @@ def open_array(
     path: PathLike,
     *,
     dataset: str | None = None,
-    chunks: int | Sequence[Any] | str | None = None,
+    chunks: int | Sequence[Any] | Mapping[int, Any] | str | None = None,
     gpu: bool = False,
     outside: bool = False,
 ) -> da.Array:
@@ -68,7 +68,7 @@ def open_array(
         Array inside a ``.zarr`` group or an HDF5 file, also behind its links;
         ``"file.h5:/name"`` and ``"store.zarr/group/name"`` say the same. Default: the only matrix
         in there.
-    chunks : int, tuple, "auto" or None
+    chunks : int, tuple, dict, "auto" or None
         Blocks, as in `dask.array`. Default: the chunks of the file, whole multiples of them
         where they are small, up to Dask's ``array.chunk-size``.
     gpu : bool
@@ -468,15 +468,16 @@ class Output:
 
     def discard(self) -> None:
         """Remove what was written and not committed, and let others write."""
+        # First: a task that still writes misses them afterwards.
+        if self._marks is not None:
+            remove(self._marks)
+            self._marks = None
         if self._unfinished is not None:
             with suppress(FileNotFoundError):
                 # Another one has the name if the last step was not done: what was there before.
                 if self._made and os.path.samestat(os.stat(self._unfinished), self._made):
                     remove(self._unfinished)
             self._unfinished = None
-        if self._marks is not None:
-            remove(self._marks)
-            self._marks = None
         self._claim.release()
 
     def __enter__(self) -> Self:

@@ -57,7 +57,7 @@ from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import BY_RESIDUES, Problem
 from multimm.planning.tiling.grid import Blocks
 from multimm.result_chunks import asked_for
-from multimm.shapes import check_operands, check_result
+from multimm.shapes import broadcast, check_operands, check_result
 
 Scalar = complex
 NOTHING_FIXED = Options()  #: to make one takes as long as to check a small product
@@ -134,7 +134,7 @@ class Product(NamedTuple):
         return made if made.ndim else made[()]
 
     def _lazy(self, answer: Answer | None) -> Array:
-        shape = np.broadcast_shapes(self.a.shape[:-2], self.b.shape[:-2])
+        shape = broadcast(self.a.shape[:-2], self.b.shape[:-2])
         meta = np.empty_like(self.a._meta, shape=(0,) * (len(shape) + 2), dtype=self.step.dtype)
         plan = self.plan(answer=answer)
         if (client := current_client()) is not None:
@@ -288,7 +288,9 @@ class Product(NamedTuple):
 
 def options(blocks: int | tuple[int, int] | None, slabs: int | None, p_k: int | None) -> Options:
     """What the caller fixed."""
-    return Options(blocks, slabs, p_k) if (blocks, slabs, p_k) != (None,) * 3 else NOTHING_FIXED
+    if blocks is slabs is p_k is None:
+        return NOTHING_FIXED
+    return Options(blocks, slabs, p_k)
 
 
 def checked(

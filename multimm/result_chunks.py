@@ -16,7 +16,7 @@ from multimm.planning.limits import MOST_TASKS
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.tiling.grid import Blocks
 from multimm.settings import auto
-from multimm.shapes import chunk_count
+from multimm.shapes import chunk_count, per_axis
 
 AUTO, OPERANDS = "auto", "operands"
 
@@ -71,15 +71,14 @@ def common_chunks(each: Iterable[Blocks]) -> Blocks:
 
 def _sizes(chunks: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Blocks, ...]:
     """Chunks of any spelling of Dask's, checked."""
-    if (count := chunk_count(chunks, shape)) > MOST_TASKS:  # each is one; to list them takes long
-        raise OptionError(
-            f"chunks={_short(chunks)} makes {count:.3g} chunks of a result of shape {shape}: "
-            f"at most {MOST_TASKS} can be made; give larger ones"
-        )
     try:
-        if isinstance(chunks, bool) or chunks == "":  # which Dask takes for 1, and for 1 byte
-            raise TypeError
-        found = normalize_chunks(auto(shape, dtype.itemsize, chunks), shape=shape, dtype=dtype)
+        given = per_axis(chunks, shape)
+        if (count := chunk_count(given, shape)) > MOST_TASKS:  # each is one; to list them is slow
+            raise OptionError(
+                f"chunks={_short(chunks)} makes {count:.3g} chunks of a result of shape {shape}: "
+                f"at most {MOST_TASKS} can be made; give larger ones"
+            )
+        found = normalize_chunks(auto(shape, dtype.itemsize, given), shape=shape, dtype=dtype)
         sizes = tuple(tuple(operator.index(size) for size in blocks) for blocks in found)
         fits = len(sizes) == len(shape) and all(min(blocks) >= 0 for blocks in sizes)
         fits = fits and tuple(map(sum, sizes)) == shape

@@ -9,7 +9,7 @@ import math
 from itertools import zip_longest
 from typing import Any
 
-from multimm.errors import ShapeError, integer
+from multimm.errors import OptionError, ShapeError, integer
 
 Shape = tuple[int, ...]
 
@@ -18,8 +18,14 @@ def check_operands(a: Shape, b: Shape, trans_a: bool = False, trans_b: bool = Fa
     """Raise `ShapeError` unless op(A) and op(B) can be multiplied: k is the same, stacks broadcast.
 
     Shapes are those that were given, of 1 dimension at least: a vector is a row on the left, and a
-    column on the right.
+    column on the right. Raises `OptionError` for flags that are none.
     """
+    for name, flag in (("trans_a", trans_a), ("trans_b", trans_b)):
+        if flag not in (False, True):  # BLAS has 2 for conjugate transposes; "N" would be true
+            raise OptionError(
+                f"{name}={flag!r}: allowed are True and False; for a conjugate transpose pass True "
+                "and the conjugate, x.conj()"
+            )
     columns = a[-2] if trans_a else a[-1]
     rows = b[-1] if trans_b or len(b) == 1 else b[-2]
     if columns != rows:
@@ -36,9 +42,45 @@ def check_operands(a: Shape, b: Shape, trans_a: bool = False, trans_b: bool = Fa
             )
 
 
+def broadcast(a: Shape, b: Shape) -> Shape:
+    """The shape of two stacks that broadcast: as `numpy.broadcast_shapes`, of up to 64 dimensions.
+
+    NumPy's takes 32, where its matmul takes arrays of 64.
+
+    >>> broadcast((5, 1, 3), (2, 1))
+    (5, 2, 3)
+    """
+    if a == b:
+        return a
+    pairs = zip_longest(a[::-1], b[::-1], fillvalue=1)
+    return tuple([y if x == 1 else x for x, y in pairs][::-1])
+
+
 def _given(a: Shape, b: Shape, trans_a: bool, trans_b: bool) -> str:
     first = f"a has shape {a}{' and is transposed,' * trans_a}"
     return f"{first} and b has shape {b}{' and is transposed' * trans_b}"
+
+
+def per_axis(chunks: Any, shape: Shape) -> Any:
+    """The same chunks, of each axis where a mapping names some of them, as Dask's `rechunk` has it.
+
+    Raises `ValueError` for what Dask would take for something else: True for 1, no text for 1 byte,
+    and axes that there are not for nothing.
+
+    >>> per_axis({-1: 5}, (10, 7)), per_axis(8, (10, 7))
+    ((None, 5), 8)
+    """
+    if hasattr(chunks, "tolist"):
+        chunks = chunks.tolist()
+    if isinstance(chunks, bool) or (isinstance(chunks, str) and not chunks):
+        raise ValueError("no size")
+    if not isinstance(chunks, dict):
+        return chunks
+    axes = {axis: axis % len(shape) for axis in range(-len(shape), len(shape))}
+    if missing := [axis for axis in chunks if axis not in axes]:
+        raise ValueError(f"{missing[0]!r} is no axis")
+    sizes = {axes[axis]: size for axis, size in chunks.items()}
+    return tuple(map(sizes.get, range(len(shape))))
 
 
 def auto_of_empty(chunks: Any, shape: Shape) -> Any:

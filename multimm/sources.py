@@ -27,8 +27,8 @@ import numpy as np
 from dask.array.core import Array, normalize_chunks, slices_from_chunks
 from dask.utils import SerializableLock
 
-from multimm.blocks import plain
-from multimm.errors import FileFormatError, one_line
+from multimm.blocks import dense_form, is_sparse, plain
+from multimm.errors import ArrayTypeError, FileFormatError, one_line
 from multimm.settings import auto
 from multimm.shapes import auto_of_empty
 
@@ -44,6 +44,8 @@ NESTED = (list, tuple, deque, UserList)
 DEPTH = 64
 #: netCDF's library runs in one thread at a time, whatever file it reads.
 _NETCDF = "multimm-netcdf"
+#: Of a part of what can be sliced, for messages.
+READ = "what is read of an operand"
 
 
 def elements(x: Any, depth: int = DEPTH) -> Iterator[Any]:
@@ -82,27 +84,32 @@ class Source:
         self.source = source
         self.shape: tuple[int, ...] = tuple(map(int, source.shape)) if shape is None else shape
         self.ndim = len(self.shape)
+        #: Reads the same when its user has closed the file, as `with h5py.File(...)` does.
+        self.opener = _opener(source)
         self.dtype = np.dtype(self._dtype() if dtype is None else dtype)
         found = getattr(source, "shards", None) or getattr(source, "chunks", None)
         self.chunks = chunks if chunks is not None else found if _are_sizes(found) else None
-        #: Reads the same when its user has closed the file, as `with h5py.File(...)` does.
-        self.opener = _opener(source)
 
     def _dtype(self) -> Any:
         """Of what slices are: netCDF4 unpacks numbers that it stores as integers."""
         try:
-            return np.asanyarray(self.source[(slice(0, 0),) * self.ndim]).dtype
+            return self[(slice(0, 0),) * self.ndim].dtype
+        except ArrayTypeError:
+            raise
         except Exception:  # whatever it raises where nothing can be read, too
             return self.source.dtype
 
     def __getitem__(self, where: Any) -> Any:
         """A part of it, as a dense array; masked elements are refused."""
-        part = np.asanyarray(self._read(where))
+        part = self._read(where)
+        if is_sparse(part):
+            plain(part, READ, f"read it, and pass {dense_form(part, 'it')}")
+        part = np.asanyarray(part)
         if isinstance(part, np.ma.MaskedArray) and not np.ma.is_masked(part):
             part = part.data  # netCDF4 returns nothing else, whether elements are missing or not
         missing = isinstance(part, np.ma.MaskedArray)
         fill = "elements are missing: read it, and pass what numpy.ma.filled(it, value) returns"
-        return plain(part, "what is read of an operand", fill if missing else "")
+        return plain(part, READ, fill if missing else "")
 
     def _read(self, where: Any) -> Any:
         try:
@@ -248,7 +255,7 @@ def lazily(source: Any) -> Array:
     """A Dask array of a source's parts, of which nothing has been read."""
     whole = Source(source)
     chunks = normalize_chunks(
-        auto(whole.shape, whole.dtype.itemsize),
+        _auto(whole),
         whole.shape,
         dtype=whole.dtype,
         previous_chunks=whole.chunks,

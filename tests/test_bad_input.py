@@ -251,6 +251,7 @@ def test_dasks_other_collections():
         ({"blocks": (1, True)}, ("blocks=True", "positive")),
         ({"slabs": np.int64(0)}, ("slabs=np.int64(0)", "positive")),
         ({"blocks": "auto"}, ("blocks='auto'",)),
+        ({"blocks": np.array([1, 2])}, ("blocks=array([1, 2])", "(rows, columns)")),
         ({"slabs": -1}, ("slabs=-1", "positive")),
         ({"p_k": 1.0}, ("p_k=1.0", "positive")),
     ],
@@ -442,6 +443,15 @@ def test_what_is_transposed_is_said(call):
         "a has shape (3, 4) and b has shape (5, 6) and is transposed: the 4 columns of a must "
         "equal the 6 rows of op(b); "
     )
+
+
+@pytest.mark.parametrize("call", [*TRANSPOSING, shapes(product_shape)])
+@pytest.mark.parametrize("flag", ["N", "T", 2, None])
+def test_flags_of_blas_are_no_flags(call, flag):
+    """The letter "N" would be true."""
+    for name in ("trans_a", "trans_b"):
+        with refused(OptionError, f"{name}={flag!r}: ", "True and False", "x.conj()"):
+            call(np.ones((4, 4)), np.ones((4, 4)), **{name: flag})
 
 
 @pytest.mark.parametrize("call", [*STACKS, shapes(product_shape)])

@@ -147,7 +147,8 @@ def test_chunks_have_memory_of_their_own():
 
 
 @pytest.mark.parametrize("chunks", ["planned", "", 0, -2, 2.5, (1, 2, 3), ((3,), (36,)), None,
-                                    True, ((-1, 61), (36,)), ((float("nan"),), (36,))])  # fmt: skip
+                                    True, ((-1, 61), (36,)), ((float("nan"),), (36,)), {2: 5},
+                                    {"x": 5}])  # fmt: skip
 def test_other_chunks_are_refused_in_one_line(chunks):
     x, y, a, b = operands("matrices")
     for call in (
@@ -161,10 +162,18 @@ def test_other_chunks_are_refused_in_one_line(chunks):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("chunks", [{-1: 7}, {1: 7, 0: None}, np.array([60, 7])], ids=str)
+def test_axes_are_named_as_dask_names_them(chunks):
+    _, _, a, b = operands("matrices")
+    assert multimm.matmul(a, b, chunks=chunks).chunks == ((60,), (7, 7, 7, 7, 7, 1))
+
+
 def test_too_many_chunks_are_refused_before_they_are_listed():
     endless = da.ones((10**12, 1), chunks=10**11)
     with pytest.raises(OptionError, match="give larger ones"):
         multimm.matmul(endless, np.ones((1, 1)), chunks=1)
+    with pytest.raises(OptionError, match="give larger ones"):
+        multimm.matmul(endless, np.ones((1, 1)), chunks={0: 1})
 
 
 def test_zarr_and_xarray_store_what_is_multiplied(client, tmp_path):

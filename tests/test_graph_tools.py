@@ -164,6 +164,20 @@ def test_a_product_of_a_bound_file_waits_as_the_file_does(tmp_path):
     assert done == ["parent"]
 
 
+def test_a_product_reads_files_as_their_annotations_say(tmp_path):
+    """Those of retries, say, and of the workers that see the file."""
+    with dask.annotate(retries=3, workers="alice"):
+        a = of_file(tmp_path, A)
+        inside = multimm.matmul(a, lazy(B), blocks=20, slabs=20)
+    outside = multimm.matmul(a, lazy(B), blocks=20, slabs=20)
+    said = {"retries": 3, "workers": ["alice"]}
+    assert outside.dask.layers[a.name].annotations == said
+    assert a.name not in inside.dask.layers
+    assert inside.dask.layers[inside.name].annotations == said
+    for c in (inside, outside):
+        np.testing.assert_array_equal(c.compute(scheduler="sync"), A @ B)
+
+
 def test_what_is_omitted_is_shared():
     made = []
 

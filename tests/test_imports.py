@@ -302,7 +302,9 @@ def test_the_public_names_load_nothing_heavy():
     assert not added & HEAVY
 
 
-@pytest.mark.parametrize("name", ["cluster.start", "gpu.pack", "io.open_array"])
+@pytest.mark.parametrize(
+    "name", ["cluster.start", "errors.ShapeError", "gpu.pack", "io.open_array"]
+)
 def test_one_import_is_enough(name):
     """Not only where something else has imported the module before."""
     assert f"multimm.{name.split('.')[0]}" in modules_after(f"import multimm; multimm.{name}")

@@ -54,18 +54,23 @@ def test_open_gives_the_stored_values(tmp_path, suffix, shape, dtype):
     np.testing.assert_array_equal(result, expected)
 
 
-@pytest.mark.parametrize("chunks", [None, "auto", 4, (4, -1), ((5, 8), (7,))])
+@pytest.mark.parametrize(
+    "chunks", [None, "auto", 4, (4, -1), ((5, 8), (7,)), {-1: 4}, np.array([13, 4])]
+)
 def test_chunks_are_taken_as_dask_takes_them(tmp_path, chunks):
     matrix = numbers(13, 7)
     array = io.open_array(put(tmp_path / "m.npy", matrix), chunks=chunks)
     np.testing.assert_array_equal(array.compute(scheduler="sync"), matrix)
-    if chunks == 4:
+    if isinstance(chunks, int):
         assert array.chunks == ((4, 4, 4, 1), (4, 3))
+    if isinstance(chunks, dict | np.ndarray):
+        assert array.chunks == ((13,), (4, 3))
 
 
 def test_chunks_that_do_not_fit(tmp_path):
     path = put(tmp_path / "m.npy", numbers(13, 7))
-    for chunks in (((5, 5), (7,)), 0, (4, 0), -5, 2.5):
+    unknown = ((float("nan"),), (7,))
+    for chunks in (((5, 5), (7,)), 0, (4, 0), -5, 2.5, True, "", {2: 5}, {"x": 5}, unknown):
         with pytest.raises(ShapeError, match="chunks="):
             io.open_array(path, chunks=chunks)
 

@@ -154,6 +154,15 @@ def test_dimensions_of_size_zero(shape_a, shape_b, options):
     same_bits(c.compute(scheduler="sync"), a @ b)
 
 
+def test_stacks_of_as_many_dimensions_as_numpy_multiplies():
+    """`numpy.broadcast_shapes` stops at 32."""
+    a = np.arange(12.0).reshape((2, *[1] * 59, 3, 2))
+    b = np.arange(6.0).reshape((3, *[1] * 57, 2, 1))
+    same_bits(multimm.matmul(a, b), a @ b)
+    c = multimm.matmul(da.from_array(a, -1), da.from_array(b, -1))
+    same_bits(c.compute(scheduler="sync"), a @ b)
+
+
 def test_numpy_and_lists_in_numpy_out():
     a, b = [[1, 2], [3, 4]], [[5, 6], [7, 8]]
     assert type(multimm.matmul(a, b)) is np.ndarray

@@ -26,6 +26,7 @@ from multimm import io
 from multimm.errors import FileFormatError
 from multimm.files import graph, raw
 from multimm.files.output import commit, unfinished
+from multimm.files.output import zarr as output_zarr
 
 pytestmark = pytest.mark.usefixtures("in_this_thread")
 
@@ -457,6 +458,47 @@ def test_what_a_killed_run_leaves_is_removed_by_the_next(tmp_path, suffix, datas
     assert time.monotonic() - start < 5  # no lease of a lock is waited for
     assert names(tmp_path) == [path.name]
     np.testing.assert_array_equal(io.open_array(path, dataset=dataset or None).compute(), NEW)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_block_that_is_written_too_late_leaves_nothing(tmp_path, monkeypatch, zarr_format):
+    """Tasks go on after Ctrl-C, or another one's failure, and Zarr makes folders again."""
+    zarr.create_group(tmp_path / "m.zarr", zarr_format=zarr_format)
+    output = io.Output(tmp_path / "m.zarr/inner/new")
+    flags = output.store(da.from_array(NEW, chunks=2))
+    write = output_zarr.at_a_time
+
+    def late(*args):
+        output.discard()
+        write(*args)
+
+    monkeypatch.setattr(output_zarr, "at_a_time", late)
+    with pytest.raises(FileFormatError, match="the output was given up before"):
+        flags.compute()
+    assert names(tmp_path) == ["m.zarr"]
+    assert list(zarr.open_group(tmp_path / "m.zarr")) == []
+    assert not any(name.startswith(".multimm") for name in names(tmp_path / "m.zarr"))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_what_is_computed_after_the_output_was_given_up_says_so(tmp_path, suffix):
+    with io.Output(tmp_path / f"c.{suffix}") as output:
+        first = output.store(da.from_array(OLD, chunks=2))
+        second = output.store(da.from_array(NEW, chunks=2))
+        with pytest.raises(FileFormatError, match=r"given up .* what the last store\(\) gives"):
+            first.compute()
+    with pytest.raises(FileFormatError, match="before its `with` ends"):
+        second.compute()
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("suffix", ["npy", "h5"])
+def test_an_empty_file_is_replaced(tmp_path, suffix):
+    """As `tempfile` makes one."""
+    path = tmp_path / f"c.{suffix}"
+    path.touch()
+    io.save_array(NEW, path, overwrite=True)
+    np.testing.assert_array_equal(get(path), NEW)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

@@ -122,7 +122,7 @@ def test_compare_of_a_plan_on_paper():
     text = str(plan.compare(2 * plan.seconds, bytes_moved=plan.bytes_moved)).splitlines()
     assert text[0].split() == ["predicted", "measured", "measured/predicted"]
     assert [line.split()[-1] for line in text[1:]] == ["2.00", "0.50", "1.00"]
-    for wrong in (-1, float("nan"), "soon"):
+    for wrong in (-1, float("nan"), "soon", None):
         with pytest.raises(OptionError, match="seconds="):
             plan.compare(wrong)
 

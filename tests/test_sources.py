@@ -97,6 +97,34 @@ def test_shapes_and_chunks_of_numpy_integers(call):
     np.testing.assert_array_equal(c.compute(), A @ B)
 
 
+@pytest.mark.parametrize("call", [multimm.matmul, CALLS["gemm"], multimm.plan])
+def test_texts_and_lists_of_any_length_in_files_are_refused_at_the_call(tmp_path, call):
+    texts = zarr.create_array(tmp_path / "x.zarr", shape=(4, 60), dtype=str, chunks=(2, 60))
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        lists = file.create_dataset("lists", (4, 60), h5py.vlen_dtype("i4"))
+        strings = file.create_dataset("strings", (4, 60), h5py.string_dtype())
+        for given in (texts, lists, strings):
+            with pytest.raises(DTypeError, match="a has dtype"):
+                call(given, da.from_array(B, chunks=20))
+        with multimm.accelerate() as report:
+            product = lists @ da.from_array(B, chunks=20)
+    assert product.dtype == object  # Dask's, whatever that is
+    assert not report.taken
+
+
+@pytest.mark.parametrize("call", [multimm.matmul, CALLS["gemm"], multimm.plan])
+def test_what_reads_sparse_parts_is_refused_at_the_call(call):
+    """As the matrices of anndata's files do."""
+    csr = pytest.importorskip("scipy.sparse").csr_array
+
+    class Backed(Source):
+        def __getitem__(self, where):
+            return csr(super().__getitem__(where))
+
+    with pytest.raises(ArrayTypeError, match=r"csr_array: .* pass it\.toarray\(\)$"):
+        call(Backed(A), da.from_array(B, chunks=20))
+
+
 def test_an_added_matrix_is_not_read_at_the_call():
     source = Source(A @ B)
     c = multimm.gemm(1, da.from_array(A, chunks=20), B, 2, source)

@@ -26,7 +26,7 @@ from multimm.operands import (
     on_gpu,
     plain_scalar,
 )
-from multimm.shapes import check_operands, check_result
+from multimm.shapes import broadcast, check_operands, check_result
 from multimm.sources import in_blocks
 
 DType = np.dtype[Any]
@@ -66,7 +66,7 @@ def prepare(
     vectors, shapes = (a.ndim == 1, b.ndim == 1), (a.shape, b.shape)
     a, b = _matrix(a, "a", trans[0]), _matrix(b, "b", trans[1])
     check_operands(*shapes, *trans)
-    *batch, m, n = *np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]
+    *batch, m, n = *broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]
     shape = (*batch, *(() if vectors[0] else (m,)), *(() if vectors[1] else (n,)))
     check_result("c", c.shape, shape)
     c0, added = _added(c0, c, beta), getattr(c0, "dtype", None)

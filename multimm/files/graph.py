@@ -17,7 +17,7 @@ from dask.array.core import normalize_chunks, slices_from_chunks
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
-from multimm.errors import FileFormatError, ShapeError
+from multimm.errors import FileFormatError, MultimmError, ShapeError
 from multimm.failures import current_worker, named
 from multimm.files import FORMATS, raw
 from multimm.files.identity import check
@@ -31,7 +31,7 @@ from multimm.graph.tasks.worker_thread import beside_other_tasks
 from multimm.planning.cost.reading import READERS
 from multimm.planning.matrix import Storage
 from multimm.settings import auto, chunk_bytes
-from multimm.shapes import auto_of_empty, chunk_count
+from multimm.shapes import auto_of_empty, chunk_count, per_axis
 
 Chunks = tuple[tuple[int, ...], ...]
 #: Largest storage chunk of a Zarr output. A thread writes one: a block of 320 MB took 0.15 s in
@@ -102,8 +102,13 @@ class Writer(NamedTuple):
     target: str
     #: Who syncs all that is written there at the end: tasks elsewhere sync their own blocks.
     machine: str
-    #: A file with a byte for each block, which is 1 once the block is written.
+    #: A file with a byte for each block, which is 1 once the block is written. It goes first where
+    #: the output is given up: whoever misses it removes what came too late to be removed.
     marks: str
+
+    def is_gone(self) -> bool:
+        """Whether the output was given up; not so where its folder is not seen."""
+        return not os.path.exists(self.marks) and os.path.isdir(os.path.dirname(self.marks))
 
 
 @named
@@ -122,7 +127,15 @@ def write_block(
         if writer.machine != raw.machine(matrix.path):
             form.sync(matrix, index)
         _mark(writer.marks, number)
-    except OSError as error:
+    except Exception as error:
+        if writer.is_gone():
+            form.drop(matrix, index)
+            raise FileFormatError(
+                f"{writer.target}: the output was given up before all blocks were written; compute "
+                "what the last store() gives, before its `with` ends"
+            ) from error
+        if not isinstance(error, OSError):
+            raise
         raise FileFormatError(
             f"{writer.target}: a block cannot be written ({reason(error)}); nothing was put there: "
             "make room, or write elsewhere"
@@ -225,19 +238,22 @@ def blocks(matrix: StoredMatrix, chunks: Any) -> Chunks:
     """Block sizes per dimension, as Dask writes them."""
     if chunks is None or (isinstance(chunks, str) and chunks == "auto"):
         chunks = _grouped(matrix) if matrix.chunks else "auto"
-    _check_count(matrix, auto(matrix.shape, matrix.dtype.itemsize, chunks))
     try:
+        given = per_axis(chunks, matrix.shape)
+        _check_count(matrix, auto(matrix.shape, matrix.dtype.itemsize, given))
         blocks = normalize_chunks(
-            auto_of_empty(chunks, matrix.shape), matrix.shape, dtype=matrix.dtype
+            auto_of_empty(given, matrix.shape), matrix.shape, dtype=matrix.dtype
         )
         if any(size < 0 for sizes in blocks for size in sizes):
             raise ValueError("a size below 0")
+        return tuple(tuple(map(int, sizes)) for sizes in blocks)
+    except MultimmError:
+        raise
     except (ValueError, TypeError, ZeroDivisionError) as error:
         raise ShapeError(
             f"{matrix.place}: chunks={chunks!r} do not fit shape {matrix.shape} ({reason(error)}); "
             'give a size above 0 for all axes, one for each, or "auto"'
         ) from error
-    return tuple(tuple(map(int, sizes)) for sizes in blocks)
 
 
 def _check_count(matrix: StoredMatrix, chunks: Any) -> None:

@@ -24,7 +24,7 @@ from multimm.gpu.strides import (
     repeats,
     stack_of,
 )
-from multimm.shapes import Shape, check_operands, check_result
+from multimm.shapes import Shape, broadcast, check_operands, check_result
 
 logger = logging.getLogger(__name__)
 
@@ -264,9 +264,7 @@ def product_shape(a: Shape, b: Shape, trans_a: bool = False, trans_b: bool = Fal
     check_operands(a, b, trans_a, trans_b)
     m, k = a[:-3:-1] if trans_a else a[-2:]
     n = b[-2] if trans_b else b[-1]
-    # NumPy takes a microsecond to broadcast nothing.
-    stack = np.broadcast_shapes(a[:-2], b[:-2]) if len(a) + len(b) > 4 else ()
-    return ProductShape(stack, m, n, k)
+    return ProductShape(broadcast(a[:-2], b[:-2]), m, n, k)
 
 
 def check_addend(name: str, shape: Shape, product: ProductShape) -> None:

@@ -206,8 +206,9 @@ class MatmulPlan:
         OptionError
             If either is negative, or no number.
         """
-        for name, value in (("seconds", seconds), ("bytes_moved", bytes_moved)):
-            if value is not None and not (isinstance(value, Real) and 0 <= value < float("inf")):
+        moved = 0 if bytes_moved is None else bytes_moved
+        for name, value in (("seconds", seconds), ("bytes_moved", moved)):
+            if not (isinstance(value, Real) and 0 <= value < float("inf")):
                 raise OptionError(f"{name}={value!r}: a number of 0 or more is needed")
         return Comparison(
             self.seconds, seconds, self.flops, self.bytes_moved, bytes_moved, text.at_most(self)

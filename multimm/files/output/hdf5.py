@@ -43,7 +43,7 @@ def create(matrix: StoredMatrix, replaced: Path | None = None) -> StoredMatrix:
         made = file.create_dataset(matrix.dataset, matrix.shape, matrix.dtype, dcpl=early)
         if older is not None:
             kept.give_hdf5(older, made)
-        elif replaced is not None:
+        elif replaced is not None and os.path.getsize(replaced):  # of mkstemp, say, it is empty
             kept.from_file(replaced, made)
         offset = made.id.get_offset() or 0  # none of an empty array
         written = replace(matrix, dtype=made.dtype, offset=offset)

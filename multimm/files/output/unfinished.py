@@ -167,9 +167,10 @@ def remove(path: Path) -> None:
         if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)
             return
-        zarr.contents(path).remove()
+        found = zarr.contents(path)
+        found.remove()
     except OSError as error:
         logger.warning("could not remove %s: %s", path, reason(error))
     else:
-        if path.exists():
+        if found.foreign:
             logger.warning("%s holds files that are not Zarr's and was not removed", path)

@@ -233,6 +233,23 @@ def write(matrix: StoredMatrix, index: Where, block: Any, threads: int = 1) -> N
     at_a_time(one, list(boxes(index, array.chunks, array.dtype.itemsize)), threads)
 
 
+def drop(matrix: StoredMatrix, index: Where) -> None:
+    """Remove one block's chunks from a store that was removed meanwhile, and what is empty then.
+
+    Zarr makes folders again that are gone, and without metadata nobody knows what is in them.
+    """
+    top = Path(matrix.path)
+    root = top / (matrix.dataset or "")
+    for position in product(*touched(matrix, index)):
+        numbers = [*map(str, position)]
+        for path in (root.joinpath("c", *numbers), root / ".".join(numbers)):
+            with suppress(FileNotFoundError):
+                path.unlink()
+            with suppress(OSError):  # others are in it, or it is gone
+                while (path := path.parent).is_relative_to(top):
+                    path.rmdir()
+
+
 def sync(matrix: StoredMatrix, index: Where) -> None:
     """Have the chunks of one block on the disk, and the folders that they are in."""
     array = _array(matrix)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import dask.array as da
 from dask._task_spec import Task, TaskRef
+from dask.base import get_annotations
 
 from multimm.graph.block_task import Block, Inputs, Key, Sizes
 from multimm.graph.lowering.sub_blocks import SubBlock
@@ -31,10 +32,13 @@ def reader_of(array: Any) -> Reader | None:
 
     `multimm.io.open_array` makes such layers: a `reader` attribute holds a picklable function
     from a tuple of slices to a block. Its method ``part``, if it has one, gives the reader that a
-    task for such a tuple is sent; its attribute ``storage``, the file's storage chunks.
+    task for such a tuple is sent; its attribute ``storage``, the file's storage chunks. None where
+    annotations say how the layer is to run, and the product is not to run like that.
     """
-    reader: Reader | None = getattr(array.dask.layers.get(array.name), "reader", None)
-    return reader
+    layer = array.dask.layers.get(array.name)
+    reader: Reader | None = getattr(layer, "reader", None)
+    own = getattr(layer, "annotations", None)
+    return None if own and own != get_annotations() else reader
 
 
 def storage_of(array: Any) -> Storage | None:
