@@ -112,7 +112,8 @@ def test_gpus_search_where_other_blocks_look_better_alone(searched):
     assert len(searched) == 1
     elsewhere = replace(y, owners=(0, 0, 1, 1, 1, 0, 0, 1))
     plans.append(plan_matmul(Problem(x.T, elsewhere, pack="float32"), gpus(2)))
-    assert len(searched) == 1  # the same shapes
+    plan_matmul(Problem(replace(x, owners=(1, 0) * 4).T, elsewhere, pack="float32"), gpus(2))
+    assert len(searched) == 1  # the same shapes, also where the other worker has the first block
     assert plans[0].layout.problem.b.owners != plans[1].layout.problem.b.owners
     assert plans[0].seconds == pytest.approx(plans[1].seconds, rel=0.1)
 

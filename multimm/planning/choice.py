@@ -157,7 +157,8 @@ def _searched_for(problem: Problem, cluster: ClusterSpec, options: Options) -> d
     if not (plain and (a.owners or b.owners) and _few_on_gpus(problem, cluster)):
         return candidates(problem, cluster, options)
     anywhere = replace(problem, a=replace(a, owners=()), b=replace(b, owners=()))
-    best = _best_anywhere(anywhere, cluster)
+    unnamed = replace(cluster, addresses=(), numbers=())  # which worker has the first blocks, too
+    best = _best_anywhere(anywhere, unnamed)
     return ranked((replace(layout, problem=problem) for layout in best), cluster)
 
 

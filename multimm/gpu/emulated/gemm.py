@@ -41,9 +41,6 @@ Array = Any
 
 _ALIGNMENT = 256  # of everything in the workspace, in bytes
 
-#: Of a larger head, which products of 65536 squares have, a copy of what packing has counted is
-#: kept until somebody asks for it: one more call. Arbitrary.
-KEPT_BYTES = 2**20
 NO_MEMORY = "no memory is left to pack the operands in"
 
 
@@ -119,7 +116,7 @@ def prepared(problem: Problem, choice: Choice) -> Run:
             note(choice._replace(reason=f"{choice.reason}, whenever the graph's data "
                                         "are carried by FP16 parts"))  # fmt: skip
         else:
-            note(choice, functools.partial(_what_ran, choice, _counted(head, device), stream))
+            note(choice, functools.partial(_what_ran, choice, head, stream))
 
     return run
 
@@ -143,15 +140,6 @@ def _up(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _counted(head: Array, device: int) -> Array:
-    """What the head begins with, in little memory: until the next product it stays taken."""
-    if head.nbytes <= KEPT_BYTES:
-        return head
-    counts, _ = workspace((COUNTED // 4,), device)
-    copy(counts.data.ptr, head.data.ptr, COUNTED)
-    return counts
-
-
 def _without_packing(instead: Run, pointers: Sequence[int], device: int) -> None:
     """Compute by what comes instead, as if both operands were refused."""
     counts, release = workspace((COUNTED // 4,), device)
@@ -160,10 +148,10 @@ def _without_packing(instead: Run, pointers: Sequence[int], device: int) -> None
     release()
 
 
-def _what_ran(choice: Choice, counted: Array, stream: Any) -> Choice:
+def _what_ran(choice: Choice, head: Array, stream: Any) -> Choice:
     """Wait for the stream, and read what packing has counted: why an operand was refused."""
-    with counted.device, stream:
-        counts = counted[: COUNTED // 4].get(stream=stream).view(np.uint64)
+    with head.device, stream:
+        counts = head[: COUNTED // 4].get(stream=stream).view(np.uint64)
     reason = why_refused("a", *counts[:2]) or why_refused("b", *counts[2:4])
     if reason is None:
         return choice
