@@ -26,7 +26,7 @@ from multimm.planning.blocking import lay_out
 from multimm.planning.candidates.rank_map import renumbered
 from multimm.planning.choice import plan_matmul
 from multimm.planning.options import Options
-from multimm.planning.plan import MatmulPlan
+from multimm.planning.plan import Asked, MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.spec import H200, INFINIBAND, NVLINK, ClusterSpec, Link, MatrixSpec
 from multimm.planning.tiling.grid import Grid
@@ -267,8 +267,8 @@ def test_what_is_computed_block_by_block_of_blocks_in_memory_stays_there(client,
 
 
 def planned(grid, a, b):
-    asked = Problem(a, b), Options(blocks=24, slabs=48)
-    layout = lay_out(asked[0], cpus(4), grid, asked[1])
+    asked = Asked(Problem(a, b), Options(blocks=24, slabs=48), plan_matmul)
+    layout = lay_out(asked.problem, cpus(4), grid, asked.options)
     return MatmulPlan(layout, cpus(4), "float32", "by hand", "", asked)
 
 

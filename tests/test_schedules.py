@@ -22,9 +22,10 @@ from small import integers
 
 from multimm.graph.tasks.multiply import Step
 from multimm.planning.candidates.owner_computes import in_partial_products
+from multimm.planning.choice import plan_matmul
 from multimm.planning.cost import communication, counted_transfers
 from multimm.planning.options import Options
-from multimm.planning.plan import MatmulPlan
+from multimm.planning.plan import Asked, MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
 from multimm.planning.spec import MatrixSpec
@@ -144,7 +145,7 @@ def test_the_busiest_is_the_busiest_of_the_map(schedule):
 
 
 def graph_of(schedule: Schedule, a: da.Array, b: da.Array) -> da.Array:
-    asked = schedule.problem, Options()
+    asked = Asked(schedule.problem, Options(), plan_matmul)
     plan = MatmulPlan(schedule, gpus(schedule.grid.workers), "float32", "", "", asked)
     step = Step("float32", "float32", trans_b=schedule.mirrors)
     return by_plan(plan, a, b, step=step)

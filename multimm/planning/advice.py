@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from math import ceil, log10
+from typing import TYPE_CHECKING
 
 from multimm.display.units import human
 from multimm.errors import MemoryBudgetError
 from multimm.planning import hardware
-from multimm.planning.choice import plan_matmul
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.limits import MOST_TASKS, TASK_BYTES
 from multimm.planning.options import Options
-from multimm.planning.plan import MatmulPlan
 from multimm.planning.tiling.counts import LEAST_EDGE, LONGEST
+
+if TYPE_CHECKING:
+    from multimm.planning.plan import MatmulPlan
 
 #: Memory and workers are doubled so often, at most: arbitrary, 1024 times as much.
 DOUBLINGS = 10
@@ -113,7 +115,7 @@ def _rounded(number: int) -> int:
 
 def _blocks_that_fit(plan: MatmulPlan) -> Iterator[str]:
     """Other blocks than were given, or smaller ones than are planned by themselves."""
-    _, options = plan.asked
+    options = plan.asked.options
     if options.given:
         names = [f"{x}=" for x in ("blocks", "slabs", "p_k") if getattr(options, x) is not None]
         if _does(plan, plan.cluster, Options()):
@@ -131,10 +133,10 @@ def _blocks_that_fit(plan: MatmulPlan) -> Iterator[str]:
 
 def _does(plan: MatmulPlan, cluster: ClusterSpec, options: Options | None = None) -> bool:
     """Whether the same product fits in these workers, in these blocks or those that were given."""
-    problem, asked = plan.asked
+    problem, asked, planner = plan.asked
     # Half of C is assigned block by block, which takes long; all of it needs about as much memory.
     problem = replace(problem, symmetric=False)
     with suppress(MemoryBudgetError):
-        made = plan_matmul(problem, cluster, precision=plan.precision, options=options or asked)
+        made = planner(problem, cluster, precision=plan.precision, options=options or asked)
         return made.fits
     return False

@@ -36,7 +36,7 @@ from multimm.planning.cost import time as cost_time
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.limits import refuse_storage_chunks, refuse_the_hopeless
 from multimm.planning.options import Options
-from multimm.planning.plan import MatmulPlan
+from multimm.planning.plan import Asked, MatmulPlan
 from multimm.planning.problem import Problem
 from multimm.planning.schedule import Schedule
 from multimm.planning.search import NEARLY, Rank, candidates, cut_alike, first_look, ranked
@@ -118,7 +118,7 @@ def plan_matmul(
     options = options or Options()
     refuse_the_hopeless(problem, cluster, options)
     refuse_storage_chunks(problem, cluster)
-    asked = problem, options
+    asked = Asked(problem, options, plan_matmul)
     # 1. A small product is one task: moving it costs less than scheduling it.
     if not options.given and is_small(problem, cluster):
         layout = _one_block(problem)
@@ -225,7 +225,8 @@ def in_one_task(problem: Problem, cluster: ClusterSpec, precision: str) -> Matmu
     """All of a product of operands in host memory as one task, whose steps follow each other."""
     layout = replace(_one_block(replace(problem, in_one=True)), pack_once=False)
     reason = "copies to a GPU and back take less than further tasks"
-    return MatmulPlan(layout, cluster, precision, "one task", reason, (problem, Options()))
+    asked = Asked(problem, Options(), plan_matmul)
+    return MatmulPlan(layout, cluster, precision, "one task", reason, asked)
 
 
 def _one_block(problem: Problem) -> Schedule:

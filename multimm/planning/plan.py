@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Real
+from typing import NamedTuple
 
 from multimm.errors import MemoryBudgetError, OptionError
+from multimm.planning import advice
 from multimm.planning.cost import communication, counted_transfers, memory, redistribution, time
 from multimm.planning.cost.memory import Held, Terms
 from multimm.planning.explain import picture, text
@@ -23,6 +26,14 @@ from multimm.planning.tiling.grid import Blocks, Grid
 COUNTED = 500_000
 
 
+class Asked(NamedTuple):
+    """What a plan was made for, as it was given, and by what."""
+
+    problem: Problem
+    options: Options
+    planner: Callable[..., MatmulPlan]  #: `multimm.planning.choice.plan_matmul`, for other workers
+
+
 @dataclass(frozen=True, repr=False)
 class MatmulPlan:
     """How one product will be computed: ``print(plan)`` is the dry run.
@@ -37,7 +48,7 @@ class MatmulPlan:
         ``"float32"``, ``"ieee"``, ``"tf32"`` or ``"float64"``.
     strategy, reason : str
         What was chosen, and why.
-    asked : (Problem, Options)
+    asked : Asked
         What it was made for, as it was given.
     """
 
@@ -46,7 +57,7 @@ class MatmulPlan:
     precision: str
     strategy: str
     reason: str
-    asked: tuple[Problem, Options] = field(compare=False)
+    asked: Asked = field(compare=False)
 
     @property
     def m(self) -> int:
@@ -225,9 +236,7 @@ class MatmulPlan:
         """
         if self.fits:
             return self
-        from multimm.planning.advice import refusal  # which makes plans
-
-        raise MemoryBudgetError(refusal(self))
+        raise MemoryBudgetError(advice.refusal(self))
 
     def __repr__(self) -> str:
         return text.text(self)
