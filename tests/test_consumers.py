@@ -129,7 +129,7 @@ def fetched(cluster):
 SIDES, CHUNK = (2560, 512, 2560), 512
 #: How many times as much as Dask's own product may be in memory at once; and, where that is little,
 #: which share of C.
-TIMES, LITTLE = 1.5, 0.3
+TIMES, LITTLE = 1.5, 0.4
 #: How often a product may be run: what threads hold at once is a matter of timing.
 RUNS = 6
 CONSUMERS = {
