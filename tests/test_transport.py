@@ -64,6 +64,13 @@ def test_setup_replaces_the_wait(ucxx):
     assert utils.OFFLOAD_THRESHOLD is False
 
 
+def test_a_message_takes_no_more_than_a_tenth_of_the_hosts_memory(ucxx):
+    here = worker()
+    here.state.transfer_incoming_bytes_limit = 200
+    Overlap().setup(here)
+    assert here.state.transfer_message_bytes_limit == 200
+
+
 def test_what_is_waited_for_is_stream_0_of_the_workers_device(ucxx, monkeypatch):
     log = []
 
