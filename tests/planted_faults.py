@@ -382,7 +382,7 @@ GRAPH = (
         "graph/data_location.py",
         "if task.label.kind is Kind.WAIT:",
         "if task is None:",
-        "consumers",
+        "graph_tools -k slice",
     ),
     Fault(
         "alpha is applied to every product of a chain",

@@ -178,6 +178,16 @@ def test_a_product_reads_files_as_their_annotations_say(tmp_path):
         np.testing.assert_array_equal(c.compute(scheduler="sync"), A @ B)
 
 
+def test_a_slice_of_a_streamed_product_needs_the_tasks_of_its_blocks(tmp_path):
+    """Barriers order its tasks; what they wait for of other blocks is no operand."""
+    product = streamed(tmp_path)
+    part = product.blocks[-1, -1]
+    needed = dask.optimize(part)[0].dask.values()
+    multiplied = [x for x in needed if getattr(x, "label", None) and x.label.kind is Kind.MULTIPLY]
+    assert len(multiplied) == 10  # of its k-tiles
+    np.testing.assert_array_equal(part.compute(scheduler="sync"), (A @ B)[-20:, -20:])
+
+
 def test_what_is_omitted_is_shared():
     made = []
 
