@@ -10,7 +10,17 @@ import math
 import numbers
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypedDict, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NoReturn,
+    Protocol,
+    SupportsComplex,
+    SupportsFloat,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+)
 
 import dask
 import dask.array as da
@@ -38,6 +48,8 @@ if TYPE_CHECKING:
     #: Of which the result is lazy: a Dask array, or nested lists that hold one.
     Lazy: TypeAlias = da.Array | Sequence[da.Array] | Sequence[Sequence[da.Array]]
     Operand: TypeAlias = Lazy | ArrayLike
+    #: A scalar of any library, or an array of 0 dimensions.
+    AnyScalar: TypeAlias = complex | SupportsComplex | SupportsFloat
 
 Array = Any  #: numpy.ndarray, cupy.ndarray or dask.array.Array
 
