@@ -326,17 +326,17 @@ def check_waits(name: str, call: str) -> None:
 
 
 def current_client() -> Any:
-    """The distributed client that Dask would compute with, or None."""
+    """The distributed client that Dask would compute with, or None; see `multimm._forked`."""
     if "distributed" not in sys.modules:
         return None
     from distributed import Client
 
-    scheduler = dask.config.get("scheduler", None)
-    if isinstance(scheduler, Client):
-        return scheduler
-    if str(scheduler or "distributed").lower() not in ("distributed", "dask.distributed"):
-        return None
-    try:
-        return Client.current()
-    except ValueError:
-        return None
+    client = scheduler = dask.config.get("scheduler", None)
+    if not isinstance(scheduler, Client):
+        if str(scheduler or "distributed").lower() not in ("distributed", "dask.distributed"):
+            return None
+        try:
+            client = Client.current()
+        except ValueError:
+            return None
+    return None if getattr(client, "of_parent_process", False) else client
