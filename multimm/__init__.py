@@ -8,6 +8,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -78,3 +81,13 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _forked() -> None:
+    """Mark the parent's client: no thread here talks for it, and who asks it waits for ever."""
+    if "distributed" in sys.modules:
+        with suppress(Exception):  # there is none; or it was being imported
+            sys.modules["distributed"].Client.current().of_parent_process = True
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from xarray import DataArray
 
     from multimm.gpu.emulated.packed import PackedBlock
-    from multimm.operands import GpuArray, Lazy, OnGpu, Operand
+    from multimm.operands import AnyScalar, GpuArray, Lazy, OnGpu, Operand
 
 
 @overload
@@ -175,40 +175,40 @@ def matmul(
 
 @overload
 def gemm(
-    alpha: Scalar, a: Lazy, b: Operand, beta: Scalar = ..., c: Operand | None = ...,
+    alpha: AnyScalar, a: Lazy, b: Operand, beta: AnyScalar = ..., c: Operand | None = ...,
     **options: Unpack[Transposed],
 ) -> DaskArray: ...  # fmt: skip
 @overload
 def gemm(
-    alpha: Scalar, a: Operand, b: Lazy, beta: Scalar = ..., c: Operand | None = ...,
+    alpha: AnyScalar, a: Operand, b: Lazy, beta: AnyScalar = ..., c: Operand | None = ...,
     **options: Unpack[Transposed],
 ) -> DaskArray: ...  # fmt: skip
 @overload
 def gemm(
-    alpha: Scalar, a: Operand, b: Operand, beta: Scalar, c: Lazy,
+    alpha: AnyScalar, a: Operand, b: Operand, beta: AnyScalar, c: Lazy,
     **options: Unpack[Transposed],
 ) -> DaskArray: ...  # fmt: skip
 @overload
 def gemm(
-    alpha: Scalar, a: PackedBlock, b: PackedBlock, beta: Scalar = ..., c: OnGpu | None = ...,
+    alpha: AnyScalar, a: PackedBlock, b: PackedBlock, beta: AnyScalar = ..., c: OnGpu | None = ...,
     **options: Unpack[Transposed],
 ) -> Any: ...  # fmt: skip
 @overload
 def gemm(
-    alpha: Scalar, a: GpuArray | PackedBlock, b: GpuArray | PackedBlock, beta: Scalar = ...,
+    alpha: AnyScalar, a: GpuArray | PackedBlock, b: GpuArray | PackedBlock, beta: AnyScalar = ...,
     c: GpuArray | None = ...,
     **options: Unpack[Transposed],
 ) -> GpuArray: ...  # fmt: skip
 @overload
 def gemm(
-    alpha: Scalar, a: ArrayLike, b: ArrayLike, beta: Scalar = ..., c: ArrayLike | None = ...,
+    alpha: AnyScalar, a: ArrayLike, b: ArrayLike, beta: AnyScalar = ..., c: ArrayLike | None = ...,
     **options: Unpack[Transposed],
 ) -> NDArray[Any]: ...  # fmt: skip
 def gemm(
-    alpha: Scalar,
+    alpha: AnyScalar,
     a: Array,
     b: Array,
-    beta: Scalar = 0,
+    beta: AnyScalar = 0,
     c: Array | None = None,
     *,
     trans_a: bool = False,
@@ -364,8 +364,8 @@ def plan(
     a: Array | MatrixSpec,
     b: Array | MatrixSpec,
     *,
-    alpha: Scalar = ...,
-    beta: Scalar = ...,
+    alpha: AnyScalar = ...,
+    beta: AnyScalar = ...,
     c: Array | MatrixSpec | None = ...,
     trans_a: bool = ...,
     trans_b: bool = ...,
@@ -385,8 +385,8 @@ def plan(
     *more: Any,
     axes: Any = None,
     optimize: Any = True,
-    alpha: Scalar = 1,
-    beta: Scalar = 0,
+    alpha: AnyScalar = 1,
+    beta: AnyScalar = 0,
     c: Array | MatrixSpec | None = None,
     trans_a: bool = False,
     trans_b: bool = False,

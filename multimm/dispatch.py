@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import dask.array as da
 from dask.array.core import Array as ClassicArray
@@ -41,6 +41,7 @@ from multimm.operands import is_dask
 logger = logging.getLogger(__name__)
 
 Function = Callable[..., Any]
+Decorated = TypeVar("Decorated")
 
 
 @dataclass(eq=False)
@@ -155,7 +156,7 @@ class Acceleration(AbstractContextManager[Report]):
             # A generator that is closed from another context than it ran in.
             logger.debug("accelerate() ended in another context than it began in")
 
-    def __call__(self, func: Any) -> Any:
+    def __call__(self, func: Decorated) -> Decorated:
         """The function, each of whose calls is inside."""
         if isinstance(func, classmethod | staticmethod):
             return type(func)(self(func.__func__))
@@ -181,7 +182,8 @@ class Acceleration(AbstractContextManager[Report]):
             with Acceleration():
                 return await func(*args, **kwargs)
 
-        return wraps(func)(coroutine if inspect.iscoroutinefunction(func) else function)
+        inner: Any = coroutine if inspect.iscoroutinefunction(func) else function
+        return wraps(func)(inner)  # type: ignore[return-value]
 
 
 def _inside(func: Function, args: Args, kwargs: Kwargs) -> Any:

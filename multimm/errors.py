@@ -143,9 +143,9 @@ def cause(error: BaseException) -> str:
 
 
 def callers_level() -> int:
-    """The `stacklevel` of the first frame outside multimm and Dask, for a warning one above."""
+    """The `stacklevel` of the first frame outside of us, Dask and xarray, for one frame above."""
     frame, level = sys._getframe(1), 1
-    ours = "multimm.", "dask."
+    ours = "multimm.", "dask.", "xarray."
     while frame.f_back and f"{frame.f_globals.get('__name__')}.".startswith(ours):
         frame, level = frame.f_back, level + 1
     return level

@@ -10,7 +10,17 @@ import math
 import numbers
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypedDict, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NoReturn,
+    Protocol,
+    SupportsComplex,
+    SupportsFloat,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+)
 
 import dask
 import dask.array as da
@@ -38,6 +48,8 @@ if TYPE_CHECKING:
     #: Of which the result is lazy: a Dask array, or nested lists that hold one.
     Lazy: TypeAlias = da.Array | Sequence[da.Array] | Sequence[Sequence[da.Array]]
     Operand: TypeAlias = Lazy | ArrayLike
+    #: A scalar of any library, or an array of 0 dimensions.
+    AnyScalar: TypeAlias = complex | SupportsComplex | SupportsFloat
 
 Array = Any  #: numpy.ndarray, cupy.ndarray or dask.array.Array
 
@@ -314,17 +326,17 @@ def check_waits(name: str, call: str) -> None:
 
 
 def current_client() -> Any:
-    """The distributed client that Dask would compute with, or None."""
+    """The distributed client that Dask would compute with, or None; see `multimm._forked`."""
     if "distributed" not in sys.modules:
         return None
     from distributed import Client
 
-    scheduler = dask.config.get("scheduler", None)
-    if isinstance(scheduler, Client):
-        return scheduler
-    if str(scheduler or "distributed").lower() not in ("distributed", "dask.distributed"):
-        return None
-    try:
-        return Client.current()
-    except ValueError:
-        return None
+    client = scheduler = dask.config.get("scheduler", None)
+    if not isinstance(scheduler, Client):
+        if str(scheduler or "distributed").lower() not in ("distributed", "dask.distributed"):
+            return None
+        try:
+            client = Client.current()
+        except ValueError:
+            return None
+    return None if getattr(client, "of_parent_process", False) else client

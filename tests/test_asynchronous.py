@@ -1,4 +1,4 @@
-"""Clients in event loops: what a product cannot do there by itself, and what to await."""
+"""Clients in event loops: what a product cannot do there by itself, and what to await. Forks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from clusters import forked, in_threads
+from commands import python
 from distributed import Client, Security
 
 import multimm
@@ -145,3 +146,23 @@ def test_save_array_says_at_the_call_that_it_waits(tmp_path):
             np.testing.assert_array_equal(read(path), x @ x)
 
     asyncio.run(main())
+
+
+FORKED = """
+import os, signal
+import dask.array as da
+from distributed import Client
+import multimm
+with Client(processes=False, n_workers=1, dashboard_address=None):
+    if not (child := os.fork()):
+        signal.alarm(20)
+        x = da.ones((4, 4), chunks=2)
+        c = multimm.matmul(x, x).compute(scheduler="sync")
+        os._exit(int(c[0, 0]) + multimm.plan(x, x).tasks)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_does_not_ask_the_client_of_its_parent():
+    found = python("-c", FORKED)
+    assert found.stdout == "5\n", found.stderr

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import dask
 import dask.array as da
+import ml_dtypes
 import numpy as np
 import pytest
 from commands import python
@@ -73,6 +74,15 @@ def test_dtypes_without_a_product(array, named, lazy):
                 call(*operands)
     with refused(DTypeError, named):
         multimm.transpose(array)
+
+
+def test_what_is_nearly_allowed():
+    """An integer, and a letter, of another kind."""
+    x = np.ones((3, 3), "i1")
+    with refused(DTypeError, "int4", "integers of 8 to 64 bits"):
+        multimm.matmul(x.astype(ml_dtypes.int4), x)
+    with refused(OptionError, "'ä'", "a to z, A to Z"):
+        multimm.einsum("iä,äk->ik", x, x)
 
 
 class ndarray:

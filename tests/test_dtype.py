@@ -9,6 +9,7 @@ import dask.array as da
 import ml_dtypes
 import numpy as np
 import pytest
+import xarray as xr
 from clusters import counting_client, received, scattered
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -262,8 +263,13 @@ def test_a_warning_once_where_sums_can_leave_the_dtype(monkeypatch):
         multimm.matmul(x.astype(bool), x.T.astype(bool))
         multimm.matmul(x.astype("i4"), x.T.astype("i4"))  # not narrow
         multimm.plan(x.astype("u1"), x.T.astype("u1"))  # nothing is computed
-        with pytest.raises(IntegerOverflowWarning):
-            multimm.gemm(1, x.astype("i2"), x, trans_b=True)
+        for _ in range(2):  # an error is none that was read
+            with pytest.raises(IntegerOverflowWarning):
+                multimm.gemm(1, x.astype("i2"), x, trans_b=True)
+    labelled = xr.DataArray(x.astype("u1"), dims=("m", "k"))
+    with pytest.warns(IntegerOverflowWarning, match="uint8") as found:
+        multimm.matmul(labelled, labelled.rename(m="n"))
+    assert found[0].filename == __file__
     long = np.zeros((1, 2**17), "i1")
     with pytest.warns(IntegerOverflowWarning, match="k = 131072 is int32.*dtype='int64' holds"):
         multimm.matmul(long, long.T, dtype="int32")

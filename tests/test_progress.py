@@ -88,9 +88,10 @@ def test_what_fails_raises_its_own_error(request, on_cluster):
     if on_cluster:
         request.getfixturevalue("client")
     out, options = io.StringIO(), {} if on_cluster else {"scheduler": "sync"}
-    with pytest.raises(ValueError, match="no"), multimm.progress(out=out):
+    with pytest.raises(ValueError, match="no"), multimm.progress(out=out) as run:
         X.map_blocks(fail, dtype=float).compute(**options)
-    assert last_line(out).startswith("[")
+    assert re.fullmatch(r"stopped after [\d.]+ [mu]?s", last_line(out))
+    assert run.tasks < 32  # 16 make X, and 16 fail
 
 
 def test_predicted_beside_measured(client):

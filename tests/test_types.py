@@ -18,6 +18,9 @@ from multimm.gpu.kernel_selection import PRECISIONS
 ROOT = Path(__file__).parent.parent
 #: Each line ends with what it is to be: a type, or "refused".
 CALLS = '''
+from decimal import Decimal
+from fractions import Fraction
+
 import dask.array as da
 import numpy as np
 import xarray as xr
@@ -31,6 +34,18 @@ class OnGpu:  # as a checker sees cupy.ndarray
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
         return {}
+
+
+@multimm.accelerate()
+def halved(count: int) -> str:
+    return str(count / 2)
+
+
+class Halves:
+    @multimm.accelerate()
+    @staticmethod
+    def of(count: int) -> str:
+        return str(count / 2)
 
 
 def check(
@@ -55,6 +70,9 @@ def check(
     reveal_type(multimm.gemm(2, n, x, trans_a=True))  # Array
     reveal_type(multimm.gemm(2, n, n, 1, x))  # Array
     reveal_type(multimm.gemm(2, n, n, beta=1, c=n))  # ndarray
+    reveal_type(multimm.gemm(np.float32(2), n, n, np.int64(1), n))  # ndarray
+    reveal_type(multimm.gemm(n.max(), x, n, np.array(2.0), x))  # Array
+    reveal_type(multimm.gemm(Fraction(1, 3), n, n, Decimal("0.5"), n))  # ndarray
     reveal_type(multimm.gemm(2, g, g))  # OnGpu
     reveal_type(multimm.gemm(2, g, packed, 1, g))  # OnGpu
     reveal_type(multimm.transpose(x))  # Array
@@ -73,9 +91,11 @@ def check(
     reveal_type(multimm.inner(n, n))  # ndarray
     reveal_type(multimm.outer(x, n))  # Array
     reveal_type(multimm.outer(n, n))  # ndarray
-    reveal_type(multimm.plan(x, n, c=n))  # MatmulPlan
+    reveal_type(multimm.plan(x, n, alpha=np.complex64(2), c=n))  # MatmulPlan
     reveal_type(multimm.plan("ij,jk", x, n))  # ContractionPlan
     reveal_type(multimm.verify(x, x, x))  # Verification
+    reveal_type(halved(3))  # str
+    reveal_type(Halves().of(3))  # str
     reveal_type(multimm.cluster.start())  # Client
     reveal_type(multimm.cluster.connect(Client()))  # Client
     multimm.matmul(x, x, precision="fp64")  # refused
@@ -88,6 +108,8 @@ def check(
     multimm.plan("ij,jk", x, x, precision="fp64")  # refused
     multimm.verify(x, x, x, precision="fp64")  # refused
     multimm.matmul(x, x, blocks="large")  # refused
+    multimm.gemm("2", x, x)  # refused
+    halved("3")  # refused
     multimm.cluster.start(protocol="mpi")  # refused
 '''  # fmt: skip
 

@@ -114,9 +114,10 @@ class Progress:
             self._over.set()
             self._thread.join()
             self._local.unregister()
-            self._look()
+            if kind is None:  # what failed is forgotten, which looks as if it were done
+                self._look()
             self.tasks = self._tally.total - self._tally.left
-            self._bar.end(self.seconds)
+            self._bar.end(self.seconds, stopped=kind is not None)
         if self._plan is not None and kind is None:
             before, now = self._received, self._bytes()
             moved = None if before is None or now is None else now - before
@@ -212,9 +213,10 @@ class _LocalTasks(Callback):
             self._add(key, left=-1, running=-1, seconds=seconds)
 
     def _finish(self, dsk: Any, state: Any, errored: bool) -> None:
-        with self._lock:  # of one that failed nothing is left, either
+        with self._lock:  # what one that failed has not done is not to be done any more
             for name, count in self._counts.items():
-                self._counts[name] = count._replace(left=0, running=0)
+                done = count.total - count.left
+                self._counts[name] = count._replace(left=0, total=done, running=0)
 
     def _add(self, key: Any, **more: float) -> None:
         name = str(key[0] if isinstance(key, tuple) else key)

@@ -99,8 +99,8 @@ def _spelled(term: str, whole: str) -> list[Label]:
                 else f"{label!r}"
             )
             raise OptionError(
-                f"einsum({whole!r}) holds {why}: subscripts are letters and '...', operands are "
-                "separated by ',' and the result stands behind one '->'"
+                f"einsum({whole!r}) holds {why}: subscripts are a to z, A to Z and '...', operands "
+                "are separated by ',' and the result stands behind one '->'"
             )
         found.append(label)
     return found

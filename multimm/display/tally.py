@@ -149,9 +149,9 @@ class Bar:
             self._lines = int(self.tally.share * LINES)
             self._write(f"{self.line(elapsed)}\n")
 
-    def end(self, elapsed: float) -> None:
-        """Show the last line."""
-        line = self.line(elapsed, over=True)
+    def end(self, elapsed: float, *, stopped: bool = False) -> None:
+        """Show the last line; `stopped`: by an error."""
+        line = self._stopped(elapsed) if stopped else self.line(elapsed, over=True)
         self._write(f"\r{self._fitted(line)}\n" if self.redraws else f"{line}\n")
 
     def line(self, elapsed: float, *, over: bool = False) -> str:
@@ -169,6 +169,9 @@ class Bar:
         after = f", about {_whole(max(1.0, left))} left" if left is not None else ""
         doing = f"  {tally.doing}" if tally.doing else ""
         return f"{bar}  {tasks}, {_whole(elapsed)}{after}{doing}"
+
+    def _stopped(self, elapsed: float) -> str:
+        return f"{f'{self._label} ' if self._label else ''}stopped after {duration(elapsed)}"
 
     def seconds_left(self, elapsed: float) -> float | None:
         """As long as the rest takes if it is as fast as what is done; None: nobody knows."""

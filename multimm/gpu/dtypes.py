@@ -148,8 +148,8 @@ def numeric(dtype: np.dtype[Any], given: str, todo: str = "") -> np.dtype[Any]:
         return dtype
     if dtype.kind not in "biufc" or dtype.name.startswith("float8"):
         raise DTypeError(
-            f"{given}: allowed are bool, integers, float16, bfloat16, float32, float64, long "
-            f"double and complex{todo}"
+            f"{given}: allowed are bool, integers of 8 to 64 bits, float16, bfloat16, float32, "
+            f"float64, long double and complex{todo}"
         )
     return dtype.newbyteorder("=")
 

@@ -29,7 +29,6 @@ def warn_of_overflow(a: np.dtype[Any], b: np.dtype[Any], k: int, dtype: str, ask
     key = a.name, b.name, made.name
     if key in _warned:
         return
-    _warned.add(key)
     enough = next((x for x in ("int32", "int64") if sums_fit(a, b, k, np.dtype(x))), "float64")
     meant = "" if asked else f", dtype='{made}' says that this is meant"
     warnings.warn(
@@ -38,3 +37,4 @@ def warn_of_overflow(a: np.dtype[Any], b: np.dtype[Any], k: int, dtype: str, ask
         IntegerOverflowWarning,
         stacklevel=callers_level(),
     )
+    _warned.add(key)  # a warning that a filter makes an error comes again
