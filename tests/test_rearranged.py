@@ -105,7 +105,7 @@ def test_of_a_product_that_is_taken_apart_owners_are_known(client):
     made = made.persist()
     wait(made)
     flat = flattened(made, (0, 1, 2), [2, 1], made.chunks)
-    problem, _ = multimm.plan(flat, da.ones((300, 5), chunks=-1)).asked
+    problem = multimm.plan(flat, da.ones((300, 5), chunks=-1)).asked.problem
     assert problem.a.owners == (0, 1, 2, 3)
 
 
