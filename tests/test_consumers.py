@@ -129,7 +129,9 @@ def fetched(cluster):
 SIDES, CHUNK = (2560, 512, 2560), 512
 #: How many times as much as Dask's own product may be in memory at once; and, where that is little,
 #: which share of C.
-TIMES, LITTLE = 1.5, 0.4
+TIMES, LITTLE = 1.5, 0.3
+#: Of X X', of which a task makes two blocks: from 0.27 to 0.34 were seen, written by four threads.
+LITTLE_OF_TWO = 0.4
 #: How often a product may be run: what threads hold at once is a matter of timing.
 RUNS = 6
 CONSUMERS = {
@@ -183,7 +185,8 @@ def test_what_uses_c_holds_no_more_of_it_than_of_dasks_product(threads, user, ki
         theirs, ours = a @ b, multimm.matmul(a, b)
         use = CONSUMERS[user]
         dasks = max(peak_of(use(theirs)) for _ in range(min(threads, 3)))
-        most = max(TIMES * dasks, LITTLE * theirs.nbytes)
+        little = LITTLE_OF_TWO if kind == "X X'" else LITTLE
+        most = max(TIMES * dasks, little * theirs.nbytes)
         assert any(peak_of(use(ours)) < most for _ in range(RUNS))
 
 

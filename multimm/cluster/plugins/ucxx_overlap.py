@@ -48,7 +48,7 @@ PER_THREAD_VARIABLES = ("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "RMM_PER_THREAD_D
 IN_FLIGHT_SHARE = 1 / 8
 #: A fetch takes milliseconds, and a worker answers it with as many blocks as fit, Dask says in
 #: 50 MB: one block of 4096 x 4096. docs/decisions/host-offload.md has the times. Blocks of the host
-#: travel so, too: no more than a tenth of its memory limit.
+#: travel so, too: no more than Dask lets be on its way there, a tenth of its memory limit.
 MESSAGE_BYTES = 2**30
 
 
@@ -122,9 +122,9 @@ def _raise_limits(worker: Worker) -> None:
 
     state: Any = worker.state
     share = int(cupy.cuda.runtime.memGetInfo()[1] * IN_FLIGHT_SHARE)
-    tenth = state.transfer_incoming_bytes_limit
-    state.transfer_incoming_bytes_limit = max(tenth, share)
-    most = min(MESSAGE_BYTES, tenth)
+    of_host = state.transfer_incoming_bytes_limit
+    state.transfer_incoming_bytes_limit = max(of_host, share)
+    most = min(MESSAGE_BYTES, of_host)
     state.transfer_message_bytes_limit = max(state.transfer_message_bytes_limit, most)
 
 
