@@ -24,15 +24,15 @@ ifdef PYTHON
 RUN := $(PYTHON)
 DEV :=
 DEMO :=
-DOCS :=
 else
 RUN := $(VENV)/bin/python
 DEV := $(VENV)/.installed-dev
 DEMO := $(VENV)/.installed-demo
-DOCS := $(VENV)/.installed-docs
 endif
 # The checkout comes first also where nothing is installed, and in worker processes.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+# Hundreds of processes import the same modules: what Python compiles of them is kept.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-all faults lint wheel-check docs docs-check clean
 help:
@@ -82,7 +82,7 @@ wheel-check: $(DEV)
 	$(RUN) .ci/wheel_check.py
 
 # Warnings are errors: a link that leads nowhere, or a notebook that fails, ends the build.
-docs: $(DOCS)
+docs: $(DEV)
 	PATH="$(abspath $(dir $(RUN))):$$PATH" MULTIMM_CACHE_DIR=$(CURDIR)/build/cache \
 	$(RUN) -m sphinx -b html -c docs -d build/doctrees -E -n -W -q -j auto . build/site
 
@@ -105,12 +105,9 @@ $(VENV)/bin/python:
 	    rm -rf $(VENV); exit 1; }
 
 # A stamp per set of packages, as old as its installation: redone when pyproject.toml changes.
+# Python compiles the modules that it imports; all of them would take pip half a minute.
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
-	$(RUN) -m pip install --quiet --editable ".[dev]"
-	@touch $@
-
-$(VENV)/.installed-docs: pyproject.toml | $(VENV)/bin/python
-	$(RUN) -m pip install --quiet --editable ".[docs]"
+	$(RUN) -m pip install --quiet --no-compile --editable ".[dev]"
 	@touch $@
 
 # The packages of CUDA are large: pip says what it loads, and how far it is.

@@ -147,10 +147,10 @@ def failing(folder, tests, *more):
 TESTS_OF_OTHERS = {
     "Dask's": (
         TESTS_OF_DASK, [f"test_{name}.py" for name in (
-            "routines", "linalg", "sparse", "masked", "array_core", "array_function", "dispatch"
+            "routines", "linalg", "masked", "array_core", "array_function"
         )],
-        "(matmul or dot or einsum or outer or cov or corrcoef or linalg or array_function"
-        " or array_ufunc or binary) and not norm",
+        "matmul or dot or einsum or outer or cov or corrcoef or compressed or lstsq"
+        " or function_dask",
     ),
     "xarray's dot": (
         TESTS_OF_XARRAY, ["test_computation.py", "test_dataarray.py"],
