@@ -23,7 +23,7 @@ settings.register_profile(
     "dev", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile(
-    "ci", parent=settings.get_profile("dev"), max_examples=60, derandomize=True, print_blob=True
+    "ci", parent=settings.get_profile("dev"), derandomize=True, print_blob=True
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 

@@ -201,10 +201,10 @@ def read() -> list[tuple[Golden, Golden]]:
     return [(line["problem"], line.get("plan", {})) for line in lines]
 
 
-def compare(part: slice = slice(None)) -> list[Change]:
-    """Golden plans beside today's: of all problems, or of some."""
+def compare() -> list[Change]:
+    """Golden plans beside today's."""
     with tempfile.TemporaryDirectory() as folder:
-        return [Change(of, old, planned(of, Path(folder))) for of, old in read()[part]]
+        return [Change(of, old, planned(of, Path(folder))) for of, old in read()]
 
 
 def summary(changes: list[Change]) -> str:

@@ -15,10 +15,9 @@ from golden_plans import Change, compare, read, summary
 import multimm
 
 
-@pytest.mark.parametrize("third", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
-def test_plans_are_the_golden_ones(third):
+def test_plans_are_the_golden_ones():
     """Better ones are written to the file: a cost that is forgotten makes all look better."""
-    changes = compare(slice(third, None, 3))
+    changes = compare()
     assert all(change.old for change in changes), "rewrite the file: problems without a plan"
     if any(change.seen for change in changes):
         pytest.fail(summary(changes) + "\nIf that is meant, rewrite the file", pytrace=False)
@@ -26,7 +25,7 @@ def test_plans_are_the_golden_ones(third):
 
 def test_golden_plans_are_of_all_kinds_and_no_problem_is_there_twice():
     problems = [problem for problem, _ in read()]
-    assert len(problems) == len({str(problem) for problem in problems}) >= 800
+    assert len(problems) == len({str(problem) for problem in problems}) >= 300
     workers = Counter(int(problem["on"].split()[0]) for problem in problems)
     assert workers.keys() == {*range(1, 9)}
     refused = sum(plan.get("refused", False) for _, plan in read())
