@@ -96,7 +96,7 @@ def open_array(
     ShapeError
         `chunks` that do not fit the matrix.
     OptionError
-        Dask's setting ``array.chunk-size`` is no size.
+        Dask's setting ``array.chunk-size`` is no size; `gpu` without CuPy.
 
     Warns
     -----

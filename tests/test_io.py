@@ -567,6 +567,13 @@ def test_blocks_that_are_read_to_a_gpu(tmp_path, monkeypatch):
     np.testing.assert_array_equal(block, numbers(4, 3)[index])
 
 
+def test_blocks_for_a_gpu_need_cupy(tmp_path, monkeypatch):
+    np.save(tmp_path / "a.npy", numbers(4, 3))
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(OptionError, match=r"gpu=True are CuPy arrays.*pip install .*cuda13"):
+        io.open_array(tmp_path / "a.npy", gpu=True)
+
+
 @pytest.mark.parametrize("path", ["A.H5:/x", "A.h5:/x", "a.HDF5:x", "a.Zarr:/g/x"])
 def test_a_dataset_in_the_path_whatever_the_case_of_the_suffix(path):
     found = files.locate(path)

@@ -17,7 +17,13 @@ from dask.array.core import normalize_chunks, slices_from_chunks
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
-from multimm.errors import FileFormatError, MultimmError, ShapeError
+from multimm.errors import (
+    FileFormatError,
+    MultimmError,
+    OptionError,
+    ShapeError,
+    how_to_install,
+)
 from multimm.failures import current_worker, named
 from multimm.files import FORMATS, raw
 from multimm.files.identity import check
@@ -201,7 +207,13 @@ def lazy(matrix: StoredMatrix, chunks: Chunks, gpu: bool) -> da.Array:
     }
     meta = np.empty((0,) * len(matrix.shape), matrix.dtype.newbyteorder("="))
     if gpu:
-        import cupy
+        try:
+            import cupy
+        except ImportError as error:
+            raise OptionError(
+                f"blocks of gpu=True are CuPy arrays, but CuPy cannot be imported ({error}): "
+                f"install the GPU packages: {how_to_install('cuda13')} (or cuda12)"
+            ) from None
 
         meta = cupy.asarray(meta)
     graph = HighLevelGraph.from_collections(name, ReadLayer(layer, Reader(matrix, gpu)))
