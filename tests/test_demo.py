@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import zarr
 from click.testing import CliRunner
+from clusters import forked
 from distributed import Client
 
 from multimm.cli import demo as module
@@ -15,7 +16,8 @@ from multimm.cli import main
 
 
 def demo(*args):
-    return CliRunner().invoke(main, ["demo", *map(str, args)])
+    with forked():
+        return CliRunner().invoke(main, ["demo", *map(str, args)])
 
 
 def test_the_demo_on_cpu_workers(tmp_path):

@@ -33,7 +33,7 @@ class Counted:
     def __getitem__(self, where):
         if all(at.stop for at in where):  # Dask looks at no elements for the kind of array
             self.reads[repr(where)] += 1
-        return self.array[where]
+        return self.array[where].copy()
 
 
 def small(budget, threads=2):
@@ -54,35 +54,29 @@ def from_zarr(x, tmp_path):
     return da.from_zarr(path)
 
 
+def read(x, **options):
+    """Each chunk a copy, as one of a file is."""
+    return da.from_array(Counted(x), chunks=CHUNK, **options)
+
+
 KINDS = {
     "from_zarr": (from_zarr, lambda x: x),
-    "from_array": (lambda x, _: da.from_array(Counted(x), chunks=CHUNK), lambda x: x),
-    "inline": (
-        lambda x, _: da.from_array(Counted(x), chunks=CHUNK, inline_array=True), lambda x: x
-    ),
-    "computed": (lambda x, tmp_path: from_zarr(x, tmp_path) * 2 - 1, lambda x: x * 2 - 1),
-    "map_blocks": (lambda x, tmp_path: from_zarr(x, tmp_path).map_blocks(np.sqrt), np.sqrt),
-    "less a row in memory": (lambda x, tmp_path: from_zarr(x, tmp_path) - x[0], lambda x: x - x[0]),
+    "from_array": (lambda x, _: read(x), lambda x: x),
+    "inline": (lambda x, _: read(x, inline_array=True), lambda x: x),
+    "computed": (lambda x, _: read(x) * 2 - 1, lambda x: x * 2 - 1),
+    "map_blocks": (lambda x, _: read(x).map_blocks(np.sqrt), np.sqrt),
+    "less a row in memory": (lambda x, _: read(x) - x[0], lambda x: x - x[0]),
     "less a row of chunks": (
-        lambda x, tmp_path: from_zarr(x, tmp_path) - da.from_array(x[0], chunks=CHUNK),
-        lambda x: x - x[0],
+        lambda x, _: read(x) - da.from_array(x[0], chunks=CHUNK), lambda x: x - x[0]
     ),
     "joined": (
-        lambda x, tmp_path: da.concatenate(
-            [from_zarr(x[:, :1000], tmp_path), from_zarr(x[:, 1000:], tmp_path)], axis=1
-        ),
-        lambda x: x,
+        lambda x, _: da.concatenate([read(x[:, :1000]), read(x[:, 1000:])], axis=1), lambda x: x
     ),
-    "sliced": (
-        lambda x, tmp_path: from_zarr(np.concatenate([x[:CHUNK], x]), tmp_path)[CHUNK:],
-        lambda x: x,
-    ),
+    "sliced": (lambda x, _: read(np.concatenate([x[:CHUNK], x]))[CHUNK:], lambda x: x),
     "a dtype that is not declared": (
-        lambda x, tmp_path: from_zarr(x, tmp_path).map_blocks(np.float32, dtype="f8"), np.float32
+        lambda x, _: read(x).map_blocks(np.float32, dtype="f8"), np.float32
     ),
-    "transposed": (
-        lambda x, tmp_path: from_zarr(x.T, tmp_path).map_blocks(np.array).T, lambda x: x
-    ),
+    "transposed": (lambda x, _: read(x.T).map_blocks(np.array).T, lambda x: x),
 }  # fmt: skip
 
 
@@ -103,10 +97,8 @@ def test_operands_beyond_memory_take_no_more_of_it_than_dasks_product(kind, tmp_
 
 #: What Dask's tasks make once, whatever needs it.
 ONCE = {
-    "random": lambda y, _: da.random.default_rng(1).random(y.shape, chunks=CHUNK),
-    "reshape": lambda y, tmp_path: (
-        from_zarr(y, tmp_path).reshape(K, M // 2, 2).reshape(K, M).rechunk(CHUNK)
-    ),
+    "random": lambda y: da.random.default_rng(1).random(y.shape, chunks=CHUNK),
+    "reshape": lambda y: read(y).reshape(K, M // 2, 2).reshape(K, M).rechunk(CHUNK),
 }
 
 
@@ -114,9 +106,9 @@ ONCE = {
 @pytest.mark.usefixtures("little_memory")
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("kind", ONCE)
-def test_an_operand_that_is_made_once_beside_one_that_is_read(kind, turned, tmp_path):
+def test_an_operand_that_is_made_once_beside_one_that_is_read(kind, turned):
     x, y = (np.random.default_rng(n).random(shape) for n, shape in enumerate(((M, K), (K, M))))
-    a, b = from_zarr(x, tmp_path), ONCE[kind](y, tmp_path)
+    a, b = read(x), ONCE[kind](y)
     a, b = (b.T, a.T) if turned else (a, b)
     with dask.config.set(scheduler="threads", num_workers=2):
         product = multimm.matmul(a, b)
@@ -143,9 +135,9 @@ def counted(shape, seed=0):
 
 @pytest.mark.usefixtures("little_memory")
 @pytest.mark.parametrize("turned", [False, True])
-def test_an_array_in_memory_beside_an_operand_beyond_it(turned, tmp_path):
+def test_an_array_in_memory_beside_an_operand_beyond_it(turned):
     x, y = (np.random.default_rng(n).random(shape) for n, shape in enumerate(((M, K), (K, M))))
-    b = from_zarr(y, tmp_path) + 1
+    b = read(y) + 1
     a, b, exact = (b.T, x.T, (y + 1).T @ x.T) if turned else (x, b, x @ (y + 1))
     with dask.config.set(scheduler="threads", num_workers=2):
         product = multimm.matmul(a, b)
@@ -276,15 +268,21 @@ def test_an_error_says_which_chunk_was_to_be_made(wrong, error):
 UNWATCHED = {f"distributed.worker.memory.{at}": False for at in ("target", "spill", "pause")}
 
 
-@pytest.mark.parametrize("kind", ["a row", "an operand", "below an operand", "an argument"])
-def test_what_is_in_memory_on_workers_is_given_to_what_makes_chunks(kind, tmp_path):
-    x, y = (np.random.default_rng(n).random((1200, 1200)) for n in range(2))
-    a, b = from_zarr(x, tmp_path / "a"), from_zarr(y, tmp_path / "b")
+@pytest.fixture(scope="module")
+def client():
     with (
         dask.config.set(UNWATCHED),
         in_threads(2, 1, memory_limit="20MB") as cluster,
-        Client(cluster) as client,
+        Client(cluster, set_as_default=False) as client,
     ):
+        yield client
+
+
+@pytest.mark.parametrize("kind", ["a row", "an operand", "below an operand", "an argument"])
+def test_what_is_in_memory_on_workers_is_given_to_what_makes_chunks(client, kind, tmp_path):
+    x, y = (np.random.default_rng(n).random((1200, 1200)) for n in range(2))
+    a, b = from_zarr(x, tmp_path / "a"), from_zarr(y, tmp_path / "b")
+    with client.as_current():
         if kind == "a row":
             a, x = a - da.from_array(x[0], chunks=CHUNK).persist(), x - x[0]
         elif kind == "an argument":
@@ -295,16 +293,12 @@ def test_what_is_in_memory_on_workers_is_given_to_what_makes_chunks(kind, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["A B", "X' X"])
-def test_workers_do_not_spill_what_they_can_make_when_it_is_needed(kind, tmp_path):
+def test_workers_do_not_spill_what_they_can_make_when_it_is_needed(client, kind, tmp_path):
     x, y = (np.random.default_rng(n).random((1200, 1200)) for n in range(2))
     a, b = from_zarr(x, tmp_path / "a") + 1, from_zarr(y, tmp_path / "b")
     if kind == "X' X":
         y, b = (x + 1).T, a.T
-    with (
-        dask.config.set(UNWATCHED),
-        in_threads(2, 1, memory_limit="20MB") as cluster,
-        Client(cluster),
-    ):
+    with client.as_current():
         plan = multimm.plan(a, b)
         assert plan.bytes_spilled < 0.3 * x.nbytes  # of C, at most
         np.testing.assert_allclose(multimm.matmul(a, b).compute(), (x + 1) @ y)
@@ -319,13 +313,13 @@ def test_chunks_that_no_thread_could_make_beside_another_are_left_to_dask():
 @pytest.mark.alone
 @pytest.mark.usefixtures("little_memory")
 @pytest.mark.filterwarnings("ignore:Increasing number of chunks")  # by Dask's product
-@pytest.mark.parametrize("kind", ["in memory", "random", "from_zarr", "uneven", "x @ x.T"])
-def test_a_result_beyond_memory_that_is_used_at_once_stays_within_it(kind, tmp_path):
+@pytest.mark.parametrize("kind", ["in memory", "random", "read", "uneven", "x @ x.T"])
+def test_a_result_beyond_memory_that_is_used_at_once_stays_within_it(kind):
     """Or takes little more than Dask's: what takes a block of C away runs right behind it."""
     x, y = (np.random.default_rng(n).random(shape) for n, shape in enumerate(((M, K), (K, M))))
     x, y = x.T[:1600], y.T[:, :1600]
-    if kind == "from_zarr":
-        a, b = from_zarr(x, tmp_path), from_zarr(y, tmp_path)
+    if kind == "read":
+        a, b = read(x), read(y)
     elif kind == "uneven":
         a, b = (
             da.from_array(z, chunks=tuple((120, 280) * (n // 400) for n in z.shape))
@@ -338,11 +332,7 @@ def test_a_result_beyond_memory_that_is_used_at_once_stays_within_it(kind, tmp_p
     b = a.T if kind == "x @ x.T" else b
     product = multimm.matmul(a, b)
     with dask.config.set(scheduler="threads", num_workers=2):
-        for use in (
-            lambda c: c.max(axis=1),
-            lambda c: da.argtopk(c, 3, axis=1),
-            lambda c: c.max(axis=0),
-        ):
+        for use in (lambda c: da.argtopk(c, 3, axis=1), lambda c: c.max(axis=0)):
             most = max(1.5 * peak_of(use(a @ b)), MEMORY)
             assert any(peak_of(use(product)) < most for _ in range(3))
         if kind != "random":

@@ -134,9 +134,9 @@ SYMMETRIC = replace(FLOAT, trans_b=True)
 
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("p_k", [1, 2])
-@pytest.mark.parametrize("memory", [10**9, 270_000])
+@pytest.mark.parametrize("memory", [10**9, 152_000])
 def test_workers_hold_no_more_than_planned(client, symmetric, p_k, memory):
-    a, b = operand((400, 400), "left"), operand((400, 400), "right")
+    a, b = operand((300, 300), "left"), operand((300, 300), "right")
     problem = Problem(*(spec_of(x) for x in (a, a.T if symmetric else b)),
                       symmetric=symmetric)  # fmt: skip
     plan, c = compute(
@@ -152,17 +152,17 @@ def test_workers_hold_no_more_than_planned(client, symmetric, p_k, memory):
     assert plan.layout.mirrors == symmetric
     assert (plan.layout.row_panels > 1) == (memory < 10**9)
     assert_as_planned(plan)
-    np.testing.assert_array_equal(c.compute(), np.full((400, 400), 1600.0))
+    np.testing.assert_array_equal(c.compute(), np.full((300, 300), 1200.0))
 
 
 @pytest.mark.parametrize(
     ("chunk", "known", "p_k"),
-    [(50, True, 1), (75, False, 1), (75, True, 2), (200, False, 2), (200, True, 1)],
+    [(50, True, 1), (75, False, 1), (75, True, 2), (150, False, 2), (150, True, 1)],
 )
 def test_what_is_added_is_planned_for(client, chunk, known, p_k):
     """However large its chunks are, each worker has its part, what it sends, and its own blocks."""
-    a, b = operand((400, 400), "left"), operand((400, 400), "right")
-    added = da.full((400, 400), 5.0, chunks=chunk, dtype="float32")
+    a, b = operand((300, 300), "left"), operand((300, 300), "right")
+    added = da.full((300, 300), 5.0, chunks=chunk, dtype="float32")
     added = added.map_blocks(np.copy, name=f"added-{chunk}", dtype="float32", meta=added._meta)
     spec = MatrixSpec(added.shape, chunks=added.chunks)
     if known:
@@ -180,19 +180,19 @@ def test_what_is_added_is_planned_for(client, chunk, known, p_k):
     assert (chunk != 50) <= (Ledger.most("cut") > 0)
     in_place_there = spec.fullest * known  # the ledger begins when these are there
     assert Ledger.most("cut") + Ledger.most("added") <= most - in_place_there + UNHEARD
-    np.testing.assert_array_equal(c.compute(), np.full((400, 400), 1605.0))
+    np.testing.assert_array_equal(c.compute(), np.full((300, 300), 1205.0))
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_streamed_operands_are_alive_for_a_few_k_tiles(client, tmp_path, symmetric):
-    x, y = integers((400, 800), 0), integers((800, 400), 1)
+    x, y = integers((300, 600), 0), integers((600, 300), 1)
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", y)
     a, b = (open_array(tmp_path / f"{name}.npy") for name in "xy")
     specs = MatrixSpec(x.shape), MatrixSpec(y.shape)
     problem = Problem(*specs, rereadable=(True, True), symmetric=symmetric)
     step = SYMMETRIC if symmetric else FLOAT
-    plan, c = compute(a, a if symmetric else b, step, problem, 1_000_000, blocks=50, slabs=50)
+    plan, c = compute(a, a if symmetric else b, step, problem, 562_500, blocks=50, slabs=50)
     assert plan.layout.stream
     assert plan.peak_bytes <= plan.budget_bytes
     assert_as_planned(plan)
@@ -212,7 +212,7 @@ def test_blocks_that_are_fetched_are_let_go_k_tile_by_k_tile(client):
     """Operands lie where they were made; what a worker holds beyond its own is a few k-tiles."""
     a, b = (
         operand(shape, name).persist()
-        for shape, name in (((400, 800), "left"), ((800, 400), "right"))
+        for shape, name in (((300, 600), "left"), ((600, 300), "right"))
     )
     wait([a, b])
     ranks = sorted(client.cluster.scheduler.workers)
@@ -223,7 +223,7 @@ def test_blocks_that_are_fetched_are_let_go_k_tile_by_k_tile(client):
     plan, c = compute(a, b, FLOAT, problem, 10**9, blocks=50, slabs=50)
     flight = sum(size for name, size in plan.memory_terms.items() if name.endswith("in flight"))
     assert 0 < Ledger.most("operands") <= flight + UNHEARD
-    np.testing.assert_array_equal(c.compute(), np.full((400, 400), 3200.0))
+    np.testing.assert_array_equal(c.compute(), np.full((300, 300), 2400.0))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

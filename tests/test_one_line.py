@@ -122,7 +122,7 @@ def test_workers_that_are_killed_for_their_memory(tmp_path, monkeypatch):
 )
 def test_workers_that_do_not_start(tmp_path, monkeypatch, source, why):
     preload(tmp_path, monkeypatch, source)
-    line = end_of(product(tmp_path, "--workers", 2), 2)
+    line = end_of(product(tmp_path, "--workers", 1), 2)
     assert f"did not start (RuntimeError: {why})" in line or f"did not start ({why})" in line
     assert "with --debug" in line
     assert "script" not in line
@@ -146,7 +146,7 @@ def test_a_scheduler_that_dies(tmp_path):
         address = scheduler.stdout.readline().strip()
         process = product(tmp_path, "--scheduler", address, size=8000)
         wait_until(process, lambda: len(names(tmp_path)) > 1)
-        time.sleep(1)  # into the run; 10**12 operations take much longer
+        time.sleep(0.3)  # into the run; 10**12 operations take much longer
         scheduler.kill()
         line = end_of(process, 1)
     assert f"the connection to the scheduler at {address} is lost" in line

@@ -140,8 +140,8 @@ def test_float64_of_one_process_is_held_to_its_own_bound(symmetric):
 
 def test_operands_come_in_chunks_that_lie_in_turn(opened):
     name, one = opened
-    square = Product("chunked", "c", 1200, 1200, 1200, chunk=350)
-    tall = Product("chunked", "t", 256, 256, 60000, symmetric=True, chunk=8000)
+    square = Product("chunked", "c", 820, 820, 820, chunk=240)
+    tall = Product("chunked", "t", 256, 256, 20000, symmetric=True, chunk=2700)
     for product in (square, tall):
         a, b = one.operands(product, "float32", 1)
         edges = min(product.chunk, product.k), min(product.chunk, product.n)
