@@ -23,9 +23,6 @@
 #endif
 
 #define MULTIMM_CUDA_ON_CPU 1
-#ifndef __CUDA_ARCH__
-#define __CUDA_ARCH__ 900
-#endif
 
 // Kernels stand in an unnamed namespace (translate.py): all variables of this section are local.
 // "used" keeps the optimiser from thinking that nobody else writes them.
