@@ -40,6 +40,7 @@ class Variant:
     defines: tuple[tuple[str, int], ...]
     make_cases: Callable[[], Iterable[Case]]
     arch: int = 900  #: __CUDA_ARCH__
+    constants: tuple[tuple[str, int, int], ...] = ()  #: names, values in the text, and here
 
     def __str__(self) -> str:
         values = ",".join(str(value) for _, value in self.defines)
@@ -48,7 +49,12 @@ class Variant:
     @property
     def text(self) -> str:
         """What a GPU's compiler would get."""
-        return kernel_text(self.file, dict(self.defines))
+        text = kernel_text(self.file, dict(self.defines))
+        for name, before, here in self.constants:
+            old = f"constexpr int {name} = {before};"
+            assert text.count(old) == 1, f"{self.file} no longer has {old}"
+            text = text.replace(old, f"constexpr int {name} = {here};")
+        return text
 
     def program(self, *, races: bool = False) -> Future[Program]:
         """The built program, or its compilation."""
@@ -194,7 +200,10 @@ def residuals(parts: int) -> Variant:
 def split_mma(parts: int, tile_n: int, slots: int, **more: int) -> Variant:
     """The product of packed operands by tensor cores that read registers."""
     defines = {"PARTS": parts, "TILE_N": tile_n, "SLOTS": slots, "BAND": 8, "CAP": 9, **more}
-    return Variant("sgemm_split_mma.cu", tuple(defines.items()), lambda: split_cases(defines))
+    lives = ("FOLD", 32, 2), ("FLUSH", 128, 4), ("PROMOTE", 48, 3)  # of sums, in slabs: short ones
+    return Variant(
+        "sgemm_split_mma.cu", tuple(defines.items()), lambda: split_cases(defines), constants=lives
+    )
 
 
 def integers_mma(tile_n: int, slots: int, **more: int) -> Variant:
