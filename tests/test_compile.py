@@ -75,7 +75,7 @@ MMA = [entry.config for entry in SPLIT_REGISTRY if not entry.config.specific]
 
 RESIDUES, LOWER_RESIDUES = (dict(x) for file, x, _ in KERNELS if file == "byte_mma.cu")
 #: Products by wgmma: every configuration once. LOWER is more code in front of the same loops: it is
-#: compiled where sums leave the fewest registers. Of signs, each instruction has two names of each.
+#: compiled where sums leave the fewest registers. Residues have the instruction of signed bytes.
 OF_SPLIT = [
     *((config, {"LOWER": 1} if config == WGMMA[0] else {}) for config in WGMMA),
     (WGMMA_CONFIGS[0], {"INTEGER": 1, "LOWER": 1}),
@@ -83,8 +83,8 @@ OF_SPLIT = [
 ]
 OF_BYTES = [
     LOWER_RESIDUES,
-    RESIDUES | {"INTEGER": 1, "SIGNED_A": 1, "SIGNED_B": 0},
-    LOWER_RESIDUES | {"INTEGER": 1, "SIGNED_A": 0, "SIGNED_B": 1},
+    *(RESIDUES | {"INTEGER": 1, "SIGNED_A": a, "SIGNED_B": b} for a, b in ((0, 1), (1, 0))),
+    LOWER_RESIDUES | {"INTEGER": 1, "SIGNED_A": 0, "SIGNED_B": 0},
 ]
 
 
