@@ -59,7 +59,7 @@ def looked_at(x: np.ndarray, lanes: int) -> LookedAt:
     refused, bits, largest_sum = 0, 0, 0.0
     for r, row in enumerate(x):
         squares[r], total = _sums(row, lanes)
-        lowest[r] = min(map(_lowest_bit, row[row != 0].tolist()), default=_NO_BIT)
+        lowest[r] = _lowest_bits(row[row != 0]).min(initial=_NO_BIT)
         largest = np.abs(row).max(initial=0)
         if largest == 0:
             continue
@@ -96,11 +96,11 @@ def _rounded(x: Fraction) -> float:
         return math.inf
 
 
-def _lowest_bit(x: float) -> int:
-    if not math.isfinite(x):
-        return 1023 if math.isnan(x) else 1024  # of such rows nobody asks it
-    number, unit = x.as_integer_ratio()
-    return (number & -number).bit_length() - unit.bit_length()
+def _lowest_bits(x: np.ndarray) -> np.ndarray:
+    fractions, exponents = np.frexp(np.where(np.isfinite(x), x, 1))
+    numbers = np.ldexp(fractions, 53).astype(np.int64)
+    found = exponents - 54 + np.frexp((numbers & -numbers).astype("f8"))[1]
+    return np.select([np.isnan(x), np.isinf(x)], [1023, 1024], found)  # of these nobody asks it
 
 
 def _sums(row: np.ndarray, lanes: int) -> tuple[float, float]:
@@ -166,14 +166,14 @@ def packed(x: np.ndarray, found: LookedAt, count: int, limit: float) -> Packed:
             counts[part, r] = [sum(abs(z) >= mean * level for z in own) for level in LEVELS]
     own = counts[:, found.squares != 0].reshape(-1, 3)
     panels, slabs = -(-rows // 128) * 2, -(-k // 128)
-    padded = np.zeros((system.parts, panels * 64, slabs * 128), object)
-    padded[:, :rows, :k] = integers
-    planes = (residues(system, padded, count) & 255).astype(np.uint8).view(np.int8)
+    planes = np.zeros((system.parts * count, panels * 64, slabs * 128), np.uint8)
+    planes[:, :rows, :k] = residues(system, integers, count) & 255
     return Packed(
         integers, scales,
         np.array([a + (b << 21) + (c << 42) for a, b, c in counts.reshape(-1, 3)], np.uint64),
         int(bool(norms)), min(norms, default=None),
-        tuple(map(min, own.T)) if len(own) else None, in_tiles(planes), panels * slabs,
+        tuple(map(min, own.T)) if len(own) else None, in_tiles(planes.view(np.int8)),
+        panels * slabs,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from importlib import resources
 
 import pytest
 from cuda_on_cpu.compiler import compiler
-from cuda_on_cpu.kernels import NOT_PLAIN, SHIPPED, TABLE, Variant
+from cuda_on_cpu.kernels import ALIKE, NOT_PLAIN, SHIPPED, TABLE, Variant
 from cuda_on_cpu.program import KernelFault, Program
 
 from multimm.errors import KernelError
@@ -51,7 +51,7 @@ def assert_right(variant: Variant, program: Program, without: int = -1) -> froze
     return outcome.reached
 
 
-@pytest.mark.parametrize("variant", TABLE + SHIPPED, ids=str)
+@pytest.mark.parametrize("variant", TABLE + ALIKE + SHIPPED, ids=str)
 def test_kernel_is_exact_and_keeps_to_its_memory(variant):
     assert_right(variant, variant.program().result())
 

@@ -150,7 +150,7 @@ void run_grid(const Grid& given) {
     if (!t.stack)
       t.stack = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  slots.assign((running + 31) / 32 * 32, 0);
+  slots.assign((running + 31) / 32 * 64, 0);
   std::vector<unsigned> order(size_t(gridDim.x) * gridDim.y * gridDim.z);
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<unsigned>(i);
   for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[draw(i)]);
@@ -192,7 +192,10 @@ int block_count(const char* file, int line, bool holds) {
 
 void warp_barrier_all(const char* file, int line) { wait(AT_WARP, file, line); }
 
-uint64_t* warp_slots() { return &slots[current / 32 * 32]; }
+uint64_t* warp_slots() {
+  const int warp = current / 32;
+  return &slots[warp * 64 + warp_epochs[warp] % 2 * 32];
+}
 
 bool kept(int site) {
   sites_reached[site] = true;

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -66,6 +67,12 @@ def _extra_flags() -> tuple[str, ...]:
 
 
 @functools.cache
+def _linker() -> tuple[str, ...]:
+    """A linker that takes a third of the time, if there is one."""
+    return ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
+
+
+@functools.cache
 def _cache() -> Path:
     """The folder of built programs."""
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
@@ -107,11 +114,21 @@ def _compiled(source: str, suffix: str, arguments: Sequence[str]) -> Path:
     return target
 
 
+_once = threading.Lock()  # what all programs share is made once
+
+
 @functools.cache
 def _object(name: str) -> str:
     """A source of this folder, compiled. Its path holds a hash of its text."""
     source = (HERE / name).read_text("utf-8")
     return str(_compiled(source, ".o", (*_COMMON, "-O2", "-c")))
+
+
+@functools.cache
+def _with_header(*flags: str) -> tuple[str, ...]:
+    """Flags, and in front of all text cuda_on_cpu.h, which takes longer to read than a kernel."""
+    header = _compiled('#include "cuda_on_cpu.h"', ".h.gch", [*flags, "-xc++-header"])
+    return *flags, "-include", str(header.with_suffix(""))
 
 
 def build(host_text: str, arch: int, races: bool) -> Path:
@@ -130,13 +147,15 @@ def build(host_text: str, arch: int, races: bool) -> Path:
     Path
         The program.
     """
-    define = f"-D__CUDA_ARCH__={arch}"
     names = ("block.cpp", "memory.cpp", "launches.cpp", "tensor_cores.cpp")
-    runtime = [_object(name) for name in names]
+    with _once:
+        runtime = [_object(name) for name in (*names, *["races.cpp"] * races)]
+        sanitizers = ("-fsanitize=thread",) if races else (*_SANITIZERS, *_extra_flags())
+        flags = _with_header(*_COMMON, "-Og", *sanitizers)
+    host_text = f"#define __CUDA_ARCH__ {arch}\n{host_text}"
     if not races:
-        flags = [define, *_SANITIZERS, *_extra_flags(), *runtime, "-xc++"]
-        return _compiled(host_text, "", [*_COMMON, "-Og", *flags])
+        return _compiled(host_text, "", [*flags, *_linker(), *runtime, "-xc++"])
     # Compiled with calls to ThreadSanitizer, linked without it: races.cpp answers them.
-    kernel = _compiled(host_text, ".o", [*_COMMON, "-Og", define, "-fsanitize=thread", "-c"])
+    kernel = _compiled(host_text, ".o", [*flags, "-c"])
     # Where the linker puts it, the code is found when it runs: addr2line can read its addresses.
-    return _compiled("", "", ["-no-pie", str(kernel), *runtime, _object("races.cpp"), "-xc++"])
+    return _compiled("", "", ["-no-pie", *_linker(), str(kernel), *runtime, "-xc++"])

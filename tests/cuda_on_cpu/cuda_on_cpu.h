@@ -23,9 +23,6 @@
 #endif
 
 #define MULTIMM_CUDA_ON_CPU 1
-#ifndef __CUDA_ARCH__
-#define __CUDA_ARCH__ 900
-#endif
 
 // Kernels stand in an unnamed namespace (translate.py): all variables of this section are local.
 // "used" keeps the optimiser from thinking that nobody else writes them.
@@ -83,7 +80,9 @@ namespace cuda_on_cpu {
 void block_barrier(const char* file, int line);
 int block_count(const char* file, int line, bool holds);  // threads for which it does; a barrier
 void warp_barrier_all(const char* file, int line);
-uint64_t* warp_slots();  // 32 places in which the lanes of a warp leave values for each other
+// 32 places in which the lanes of a warp leave values for each other. Behind the next barrier of
+// the warp come others: what was left stays until all lanes have come to the barrier after it.
+uint64_t* warp_slots();
 bool kept(int site);     // false for the one barrier, wait or commit that is to be left out
 void* dynamic_shared();
 uint32_t shared_address(const void* shared);
@@ -117,10 +116,10 @@ T shuffle(const char* file, int line, char how, unsigned mask, T value, int arg,
   int source = how == 'i' ? first + arg % width
                : how == 'x' ? lane ^ arg : how == 'u' ? lane - arg : lane + arg;
   if (source < first || source >= first + width) source = lane;
-  memcpy(warp_slots() + lane, &value, sizeof(T));
+  uint64_t* const slots = warp_slots();
+  memcpy(slots + lane, &value, sizeof(T));
   warp_barrier_all(file, line);
-  memcpy(&value, warp_slots() + source, sizeof(T));
-  warp_barrier_all(file, line);
+  memcpy(&value, slots + source, sizeof(T));
   return value;
 }
 

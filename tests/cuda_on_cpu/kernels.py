@@ -7,7 +7,6 @@ not depend on how large they are.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from cuda_on_cpu.residues import join_cases, residue_pack_cases, row_cases
 from cuda_on_cpu.split_products import split_cases
 from multimm.gpu.residues.formats import FORMATS
 from multimm.gpu.runtime.kernel_source import kernel_text
-from multimm.gpu.simt.configs import REGISTRY, TileConfig
+from multimm.gpu.simt.configs import REGISTRY, TileConfig, entry_named
 from multimm.gpu.simt.thin import OUTER_COLS, ThinConfig, axpy_config, dot_config, outer_config
 
 #: Kernels that are more than plain CUDA C++: tensor cores that read shared memory.
@@ -40,6 +39,7 @@ class Variant:
     defines: tuple[tuple[str, int], ...]
     make_cases: Callable[[], Iterable[Case]]
     arch: int = 900  #: __CUDA_ARCH__
+    constants: tuple[tuple[str, int, int], ...] = ()  #: names, values in the text, and here
 
     def __str__(self) -> str:
         values = ",".join(str(value) for _, value in self.defines)
@@ -48,7 +48,12 @@ class Variant:
     @property
     def text(self) -> str:
         """What a GPU's compiler would get."""
-        return kernel_text(self.file, dict(self.defines))
+        text = kernel_text(self.file, dict(self.defines))
+        for name, before, here in self.constants:
+            old = f"constexpr int {name} = {before};"
+            assert text.count(old) == 1, f"{self.file} no longer has {old}"
+            text = text.replace(old, f"constexpr int {name} = {here};")
+        return text
 
     def program(self, *, races: bool = False) -> Future[Program]:
         """The built program, or its compilation."""
@@ -71,6 +76,8 @@ def product(file: str, entry: str, signature: Signature, tile: Tile, *, full: bo
         lower = defines.get("LOWER", 0)
         problems = products.problems(tile, full=full, slices=signature is sliced)
         for seed, problem in enumerate(products.squares(tile) if lower else problems):
+            if problem.steps(tile) > most:
+                continue
             turned = replace(problem, trans_a=bool(defines.get("TRANS_A")),
                              trans_b=bool(defines.get("TRANS_B")))  # fmt: skip
             wide = (bool(defines.get("WIDE_A")), bool(defines.get("WIDE_B")))
@@ -194,7 +201,10 @@ def residuals(parts: int) -> Variant:
 def split_mma(parts: int, tile_n: int, slots: int, **more: int) -> Variant:
     """The product of packed operands by tensor cores that read registers."""
     defines = {"PARTS": parts, "TILE_N": tile_n, "SLOTS": slots, "BAND": 8, "CAP": 9, **more}
-    return Variant("sgemm_split_mma.cu", tuple(defines.items()), lambda: split_cases(defines))
+    lives = ("FOLD", 32, 2), ("FLUSH", 128, 4), ("PROMOTE", 48, 3)  # of sums, in slabs: short ones
+    return Variant(
+        "sgemm_split_mma.cu", tuple(defines.items()), lambda: split_cases(defines), constants=lives
+    )
 
 
 def integers_mma(tile_n: int, slots: int, **more: int) -> Variant:
@@ -231,43 +241,26 @@ TABLE: tuple[Variant, ...] = (
     ffma("nn", _FFMA),
     ffma("nn", replace(_FFMA, stages=4), wide="b"),
     ffma("nn", replace(_FFMA, stages=2), arch=750),
-    ffma("nt", replace(_FFMA, stages=2)),
-    ffma("nn", replace(_FFMA, stages=2), GUARDED=products.CAP, REFUSED=1),
     ffma("nt", replace(_FFMA_TALL, stages=2, group=2)),
-    ffma("nt", replace(_FFMA, stages=2), LOWER=1),
-    ffma("tn", replace(_FFMA_TALL, stages=2), LOWER=1),
     ffma("tn", replace(_FFMA, order=1)),
     ffma("tn", _FFMA_TALL, wide="ab"),
     ffma("tn", replace(_FFMA, stages=2), wide="ab", arch=750),
-    ffma("tt", replace(_FFMA, stages=4), wide="a"),
     skinny("nn", dot_config(4, 2, 4, 2, 2, 1)),
     skinny("nt", dot_config(1, 1, 2, 1, 3, 1)),
     skinny("nt", dot_config(2, 4, 2, 2, 2, 1), turned=True),
-    skinny("tt", dot_config(16, 4, 2, 1, 2, 1), turned=True),
     skinny("tn", axpy_config(4, 8, 1, 4, 2, 1), wide=True),
     skinny("tt", axpy_config(1, 8, 2, 4, 3, 1)),
     skinny("nn", axpy_config(2, 32, 4, 2, 1, 1), turned=True, wide=True),
     skinny("tn", axpy_config(16, 16, 1, 2, 2, 1), turned=True),
     skinny("nn", outer_config(7, 16)),
-    skinny("nt", outer_config(1, 8)),
-    skinny("tn", outer_config(12, 24)),
     skinny("tt", outer_config(3, 16)),
     transpose(1),
     transpose(2, threads=512),
-    transpose(4),
-    transpose(8),
-    transpose(16),
-    transpose(8, 2),
     transpose(4, 3),
     transpose(4, vector=4, slots=16, threads=64),
-    transpose(1, vector=4, slots=32, threads=128),
     transpose(2, vector=8, slots=8, threads=64),
-    transpose(8, vector=2, slots=8, threads=32),
     transpose(4, vector=2, slots=16, threads=64, SKEW=8),
-    transpose(1, vector=4, slots=32, threads=128, SKEW=32),
-    transpose(2, vector=4, slots=16, threads=64, SKEW=16),
     transpose(8, vector=1, slots=32, threads=128, SKEW=4),
-    transpose(8, vector=2, slots=8, threads=64, SKEW=4),
     add(2, 4, 1, 1),
     add(8, 1, 2, 5),
     add(64, 4, 2, 50),
@@ -280,30 +273,20 @@ TABLE: tuple[Variant, ...] = (
     copying(60, 32, 4),
     complex_parts(64, 1),
     complex_parts(32, 3),
-    complex_mirror(64, 16),
     complex_mirror(256, 32),
-    pack(1),
     pack(2),
     pack(2, arch=750),
     unpack(1),
     unpack(2),
-    residuals(1),
     residuals(2),
     split_mma(1, 256, 2),
     split_mma(2, 64, 3),
-    split_mma(2, 64, 2, LOWER=1),
-    integers_mma(128, 2),
     integers_mma(64, 3, LOWER=1),
     broad_pack(3),
-    broad_pack(1),
     integer_pack(1, 1),
-    integer_pack(1, 0),
-    integer_pack(2, 1),
     Variant("byte_pack.cu", (), byte_pack_cases),
     *(residues(name, "float64", ALONG_K=along) for name in ("rows", "pack") for along in (0, 1)),
-    residues("rows", "complex128", ALONG_K=1),
     residues("pack", "complex128", ALONG_K=0),
-    residues("rows", "complex64", ALONG_K=0),
     residues("pack", "complex64", ALONG_K=1),
     *(residues("join", dtype) for dtype in FORMATS),
     ladder("1_naive", Tile(16, 16, 8, 256), BLOCK=16),
@@ -315,12 +298,44 @@ TABLE: tuple[Variant, ...] = (
     ladder("7_warp_tile", Tile(64, 64, 8, 128), **_WARP),
 )  # fmt: skip
 
-#: The production kernel as it ships: large tiles, each stored in another way.
-SHIPPED: tuple[Variant, ...] = tuple(
-    ffma(way, entry.config, wide=wide, most=8)
-    for entry, (way, wide) in zip(
-        REGISTRY,
-        itertools.cycle([("nn", "b"), ("tt", ""), ("nt", ""), ("tn", "ab"), ("nn", "")]),
-        strict=False,
-    )
+#: Threads of these share memory as those of one above do: races and barriers do not depend on other
+#: words, signs or layouts. Results are looked at, and sanitizers watch.
+ALIKE: tuple[Variant, ...] = (
+    ffma("nt", replace(_FFMA, stages=2)),
+    ffma("nn", replace(_FFMA, stages=2), GUARDED=products.CAP, REFUSED=1),
+    ffma("nt", replace(_FFMA, stages=2), LOWER=1),
+    ffma("tn", replace(_FFMA_TALL, stages=2), LOWER=1),
+    ffma("tt", replace(_FFMA, stages=4), wide="a"),
+    skinny("tt", dot_config(16, 4, 2, 1, 2, 1), turned=True),
+    skinny("nt", outer_config(1, 8)),
+    skinny("tn", outer_config(12, 24)),
+    transpose(4),
+    transpose(8),
+    transpose(16),
+    transpose(8, 2),
+    transpose(1, vector=4, slots=32, threads=128),
+    transpose(8, vector=2, slots=8, threads=32),
+    transpose(1, vector=4, slots=32, threads=128, SKEW=32),
+    transpose(2, vector=4, slots=16, threads=64, SKEW=16),
+    transpose(8, vector=2, slots=8, threads=64, SKEW=4),
+    complex_mirror(64, 16),
+    pack(1),
+    residuals(1),
+    split_mma(2, 64, 2, LOWER=1),
+    integers_mma(128, 2),
+    broad_pack(1),
+    integer_pack(1, 0),
+    integer_pack(2, 1),
+    residues("rows", "complex128", ALONG_K=1),
+    residues("rows", "complex64", ALONG_K=0),
 )
+
+#: The production kernel as it ships: large tiles, each stored in another way. Those that are not
+#: here have the tile of one that is, turned over, or of `TABLE`.
+SHIPPED: tuple[Variant, ...] = tuple(
+    ffma(way, entry_named(REGISTRY, name).config, wide=wide, most=16)
+    for name, way, wide in (
+        ("large", "nn", "b"), ("quick_turned", "tn", "ab"), ("wide", "tt", ""), ("thin", "nt", ""),
+        ("tiny", "tn", "ab"), ("portable", "nn", ""),
+    )
+)  # fmt: skip

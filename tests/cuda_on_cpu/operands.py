@@ -85,8 +85,7 @@ def placed(shape: tuple[int, int, int], dtype: str, *, extra: int = 0, offset: i
     last = stride * (batch - 1) + ld * (rows - 1) + cols if min(shape) else 0
     item = np.dtype(dtype).itemsize
     pattern = np.frombuffer(_CANARY.get(item, 0xA5).to_bytes(item, "little"), "u1")
-    memory = np.resize(pattern, (offset + last) * item).view(dtype)
-    return Operand(memory, shape, offset, ld, stride)
+    return Operand(pattern.view(dtype).repeat(offset + last), shape, offset, ld, stride)
 
 
 def difference(expected: np.ndarray, found: np.ndarray) -> str:

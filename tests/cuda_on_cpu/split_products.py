@@ -81,7 +81,7 @@ class Product:
         return np.where(below(self.m, self.n, TILE_M, defines["TILE_N"]), made, before)
 
 
-def _products(tile_n: int, cap: int, longest: int) -> tuple[Product, ...]:
+def _products(tile_n: int, cap: int) -> tuple[Product, ...]:
     m, n = TILE_M, tile_n
     return (
         Product(1, 1, 1),
@@ -93,7 +93,7 @@ def _products(tile_n: int, cap: int, longest: int) -> tuple[Product, ...]:
         Product(5, 7, 9, 0.0, 0.0, True),
         Product(100, n, 64 * 5 - 9, 2.0, step=2, blocks=2),
         Product(9 * m, 2, 64, blocks=4),  # more rows of tiles than walk as one band
-        Product(10, 13, 64 * longest + 7, blocks=1, p=True, extra=1),
+        Product(10, 13, 64 * 6 + 7, blocks=1, p=True, extra=1),  # longer than any sum lives
         Product(20, 30, 70, counts=(0, cap, 0, cap)),
         Product(20, 30, 70, counts=(0, 0, 0, cap + 1)),
         Product(20, 30, 70, counts=(1, 0, 0, 0)),
@@ -105,9 +105,7 @@ def _products(tile_n: int, cap: int, longest: int) -> tuple[Product, ...]:
 
 def split_cases(defines: Mapping[str, int]) -> Iterator[Case]:
     """Products that meet every edge of a tile; of squares the lower tiles alone."""
-    # Longer than any sum lives: PROMOTE slabs of one part, FLUSH of two.
-    longest = 49 if defines["PARTS"] == 1 else 129
-    made = _products(defines["TILE_N"], defines["CAP"], longest)
+    made = _products(defines["TILE_N"], defines["CAP"])
     if "LOWER" in defines:
         made = (Product(1, 1, 1), Product(300, 300, 70, 2.0, 3.0, True, True, extra=1),
                 Product(140, 140, 64 * 5, step=2, blocks=2))  # fmt: skip
@@ -161,10 +159,10 @@ def _case(x: Product, seed: int, defines: Mapping[str, int]) -> Case:
 
 def _factor(rows: int, k: int, side: int, wide: bool, rng: np.random.Generator) -> np.ndarray:
     """Integers; wide ones, of 13 bits, meet small ones alone, and sums stay below 2^24."""
-    x = rng.integers(-4, 5, (rows, k)) * (rng.random((rows, k)) < (0.05 if k > 1000 else 1))
+    x = rng.integers(-4, 5, (rows, k))
     if wide:
         at = np.arange(k) % 16 == side * 5
-        x[:, at] = rng.integers(-4095, 4096, (rows, at.sum())) * (k <= 1000)
+        x[:, at] = rng.integers(-4095, 4096, (rows, at.sum()))
     return x.astype(np.float32)
 
 

@@ -3,7 +3,7 @@
 // Apart from the kernel, and so without sanitizers: products are asked for by the million, and all
 // that they touch is registers. Shared memory is read by the kernel itself (ptx.h), where it is
 // watched.
-#include "ptx.h"
+#include "block.h"
 
 namespace cuda_on_cpu {
 
@@ -23,40 +23,29 @@ double half_value(unsigned bits) {
   return values[bits & 0xffff];
 }
 
-// What each lane of the warp has, for all of them, as long as this lives.
-template <class T>
-class Lanes {
- public:
-  explicit Lanes(const T& mine) : slots_(warp_slots()) {
-    slots_[threadIdx.x % 32] = reinterpret_cast<uint64_t>(&mine);
-    warp_barrier_all(__FILE__, __LINE__);
-  }
-  ~Lanes() { warp_barrier_all(__FILE__, __LINE__); }
-  const T& operator[](int lane) const { return *reinterpret_cast<const T*>(slots_[lane]); }
-
- private:
-  uint64_t* slots_;
-};
-
 }  // namespace
 
 // Of four blocks of 8 rows, those that this lane reads of; lane 8 i + r names row r of block i.
 void matrix_rows(uint32_t row, const void* (&rows)[4]) {
-  const Lanes<uint32_t> named(row);
   const int lane = threadIdx.x % 32;
+  uint64_t* const named = warp_slots();
+  named[lane] = row;
+  warp_barrier_all(__FILE__, __LINE__);
   for (int i = 0; i < 4; ++i) rows[i] = shared_pointer(named[8 * i + lane / 4]);
 }
 
 // Adds to this lane's four sums of m16n8k16. They are rounded once, to nearest: exact ones tell
 // nothing of how tensor cores round.
 void warp_product(const unsigned (&a)[4], const unsigned (&b)[2], float (&sums)[4]) {
-  Factors mine;
+  static Factors factors[64][32];  // of two products of each warp: see warp_slots()
+  const int lane = threadIdx.x % 32;
+  Factors* const lanes = factors[current / 32 * 2 + warp_epochs[current / 32] % 2];
+  Factors& mine = lanes[lane];
   for (int odd = 0; odd < 2; ++odd) {
     for (int i = 0; i < 4; ++i) mine.a[i][odd] = half_value(a[i] >> 16 * odd);
     for (int i = 0; i < 2; ++i) mine.b[i][odd] = half_value(b[i] >> 16 * odd);
   }
-  const Lanes<Factors> lanes(mine);
-  const int lane = threadIdx.x % 32;
+  warp_barrier_all(__FILE__, __LINE__);
   double exact[] = {sums[0], sums[1], sums[2], sums[3]};
   for (int k = 0; k < 16; ++k) {
     const int at = k % 8 / 2, odd = k % 2, upper = k / 8;

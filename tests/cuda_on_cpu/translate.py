@@ -49,7 +49,7 @@ def host_text(kernel_text: str) -> HostText:
         f'static const ::cuda_on_cpu::Kernel cuda_on_cpu_{name}("{name}", &{name});'
         for name in entries
     )
-    body = f'#include "cuda_on_cpu.h"\nnamespace {{\n{text}\n{registered}\n}}  // namespace\n'
+    body = f"namespace {{\n{text}\n{registered}\n}}  // namespace\n"
     return HostText(body, entries, tuple(sites))
 
 
