@@ -9,12 +9,10 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from click.testing import CliRunner
-from clusters import forked
+from commands import command
 from foreign_files import put
 
 import multimm
-from multimm.cli import main
 from multimm.errors import FileFormatError
 
 
@@ -106,14 +104,12 @@ def test_a_number_for_what_is_missing_is_warned_of_where_the_file_is_opened(
     assert array.shape == (3, 4)
 
 
-@pytest.mark.filterwarnings("default")
-def test_the_command_line_warns_once_in_one_line(tmp_path, capfd):
+def test_the_command_line_warns_once_in_one_line(tmp_path):
     path = stored(tmp_path / "m.h5", np.eye(4, dtype="f4"), {"_FillValue": -9999})
-    args = ("matmul", path, path, "-o", tmp_path / "c.npy")
-    with forked():
-        done = CliRunner().invoke(main, [*map(str, args), "--workers", "1"])
-    assert done.exit_code == 0, done.output
-    (line,) = (done.stderr + capfd.readouterr().err).splitlines()
+    process = command("matmul", path, path, "-o", "c.npy", "--workers", 1, cwd=tmp_path)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    (line,) = errors.splitlines()
     assert line.startswith(
         f"multimm: warning: {path}:M: _FillValue=-9999 stands for missing values"
     )
