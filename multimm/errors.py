@@ -96,6 +96,11 @@ def how_to_install(extra: str = "") -> str:
     return f"pip install {shlex.quote(f'.{extras}')} in a checkout of multimm"
 
 
+def how_to_install_for_gpus() -> str:
+    """The command that installs what GPUs need, for who does not know the CUDA of the driver."""
+    return f"{how_to_install('cuda13')} (or cuda12)"
+
+
 def came_from(extras: str = "") -> str:
     """The folder, archive or repository that pip installed us from, as pip takes it (PEP 610).
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from multimm.cluster.options import check_certificates
-from multimm.errors import ClusterError, OptionError, cause, how_to_install
+from multimm.errors import ClusterError, OptionError, cause, how_to_install_for_gpus
 
 if TYPE_CHECKING:
     from distributed import Client, Security
@@ -205,7 +205,7 @@ def _check(address: str, timeout: float, security: Security | None) -> str:
 def _reason(address: str, scheme: str, timeout: float, error: Exception) -> str:
     if isinstance(error, ValueError) and "unknown address scheme" in str(error):
         hint = (
-            f"install the GPU packages: {how_to_install('cuda13')} (or cuda12)"
+            f"install the GPU packages: {how_to_install_for_gpus()}"
             if scheme in ("ucx", "ucxx")
             else "allowed are tcp, tls and ucxx"
         )

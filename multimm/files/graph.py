@@ -22,7 +22,7 @@ from multimm.errors import (
     MultimmError,
     OptionError,
     ShapeError,
-    how_to_install,
+    how_to_install_for_gpus,
 )
 from multimm.failures import current_worker, named
 from multimm.files import FORMATS, raw
@@ -197,6 +197,16 @@ class ReadLayer(TaskLayer):
 
 def lazy(matrix: StoredMatrix, chunks: Chunks, gpu: bool) -> da.Array:
     """The array whose blocks are read when they are needed."""
+    meta = np.empty((0,) * len(matrix.shape), matrix.dtype.newbyteorder("="))
+    if gpu:
+        try:
+            import cupy
+        except ImportError as error:
+            raise OptionError(
+                f"blocks of gpu=True are CuPy arrays, but CuPy cannot be imported ({error}): "
+                f"install the GPU packages: {how_to_install_for_gpus()}"
+            ) from None
+        meta = cupy.asarray(meta)
     states = sorted(matrix.states.items()) if matrix.states is not None else None
     told = str(matrix.place), matrix.shape, matrix.dtype, matrix.inside, matrix.sources
     name = f"read-{tokenize(repr(told), repr(states), chunks, gpu)}"
@@ -205,17 +215,6 @@ def lazy(matrix: StoredMatrix, chunks: Chunks, gpu: bool) -> da.Array:
         (name, *position): Task((name, *position), read_block, part(matrix, index), index, gpu)
         for position, index in _indices(chunks)
     }
-    meta = np.empty((0,) * len(matrix.shape), matrix.dtype.newbyteorder("="))
-    if gpu:
-        try:
-            import cupy
-        except ImportError as error:
-            raise OptionError(
-                f"blocks of gpu=True are CuPy arrays, but CuPy cannot be imported ({error}): "
-                f"install the GPU packages: {how_to_install('cuda13')} (or cuda12)"
-            ) from None
-
-        meta = cupy.asarray(meta)
     graph = HighLevelGraph.from_collections(name, ReadLayer(layer, Reader(matrix, gpu)))
     return da.Array(graph, name, chunks, meta=meta)
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from multimm.errors import KernelError, how_to_install, one_line
+from multimm.errors import KernelError, how_to_install_for_gpus, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def find() -> Nvrtc:
     except (ImportError, OSError, RuntimeError) as error:
         raise KernelError(
             f"no CUDA run-time compiler was found ({one_line(error)[:200]}): "
-            f"{how_to_install('cuda13')} (or cuda12), or install the packages cuda-bindings and "
+            f"{how_to_install_for_gpus()}, or install the packages cuda-bindings and "
             "nvidia-cuda-nvrtc"
         ) from None
     return found
