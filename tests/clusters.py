@@ -39,10 +39,10 @@ def in_threads(workers: int = 4, threads: int = 1, **options: Any) -> LocalClust
 
 #: What worker processes are forked from has imported these.
 IMPORTED = (
-    *("pytest", "dask.array", "distributed.worker", "distributed.protocol.numpy"),
-    *("multimm.api", "multimm.cluster", "multimm.io", "multimm.graph.tasks.multiply"),
-    *("multimm.graph.scheduler.install", "multimm.cluster.plugins.transfer_counter"),
-)
+    "pytest", "dask.array", "distributed.worker", "distributed.protocol.numpy",
+    "multimm.api", "multimm.cluster", "multimm.io", "multimm.graph.tasks.multiply",
+    "multimm.graph.scheduler.install", "multimm.cluster.plugins.transfer_counter",
+)  # fmt: skip
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 
 import dask.array as da
@@ -50,7 +51,7 @@ def test_512_block_products_begin_no_later_than_stock_dasks():
     with forked(), multimm.cluster.start(workers=2) as client:
         client.register_plugin(Begin())
         rng = da.random.default_rng(0)
-        for _ in range(3):
+        for _ in range(4):
             for product, seconds in waited.items():
                 a, b = (rng.standard_normal((N, N), chunks=EDGE, dtype="f4").persist()
                         for _ in range(2))  # fmt: skip
@@ -63,7 +64,7 @@ def test_512_block_products_begin_no_later_than_stock_dasks():
                 seconds.append(times.min() - called)
                 counts[product] = len(times)
     # The first ones also make connections and import what they need.
-    first = {product: min(seconds[1:]) for product, seconds in waited.items()}
+    first = {product: statistics.median(seconds[1:]) for product, seconds in waited.items()}
     print({product.__name__: round(1e3 * seconds, 1) for product, seconds in first.items()}, "ms")
     assert counts[ours] == 512 <= counts[da.matmul]
     assert first[ours] <= first[da.matmul] + LATER

@@ -45,7 +45,7 @@ def _matrices(dtype: str) -> Iterator[tuple[str, np.ndarray, int, int]]:
         rng = np.random.default_rng(seed)
         normal = rng.standard_normal((rows, k * parts))
         yield "normal", made(normal), extra, offset
-        if rows < 99:
+        if rows < 99:  # of more rows nothing but their number is new
             integers = rng.integers(-99, 100, (rows, k * parts))
             yield "integers", made(integers.astype(float)), extra, offset
     far = 60 if single else 300
