@@ -195,7 +195,7 @@ def test_what_uses_c_holds_no_more_of_it_than_of_dasks_product(threads, user, ki
 #: are several times as wide as Dask's, and A is copied as a whole.
 SMALL_IN_MEMORY = {
     "a tall C less its means": ((12_000, 400, 400), "C - C.mean(0)"),
-    "a square C less its means": ((4000, 400, 4000), "C - C.mean(0)"),
+    "a square C less its means": ((6000, 400, 6000), "C - C.mean(0)"),
     "a square C": ((2000, 400, 2000), "C.sum()"),
 }
 
@@ -205,7 +205,7 @@ SMALL_IN_MEMORY = {
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=[pytest.mark.slow] * (sides[0][0] == 4000))
+        pytest.param(kind, marks=[pytest.mark.slow] * (sides[0][0] == 6000))
         for kind, sides in SMALL_IN_MEMORY.items()
     ],
 )
@@ -238,7 +238,7 @@ def test_a_large_c_of_uneven_chunks_is_not_held():
         x = np.random.default_rng(seed).random(shape)
         return da.from_array(x, chunks=tuple(map(tuple, map(in_turn, shape))))
 
-    a, b, use = operand(1, 3200, 400), operand(2, 400, 1600), CONSUMERS["C - C.mean(0)"]
+    a, b, use = operand(1, 8000, 400), operand(2, 400, 2000), CONSUMERS["C - C.mean(0)"]
     with dask.config.set(scheduler="threads", num_workers=2):
         theirs, ours = a @ b, multimm.matmul(a, b)
         dasks, value = peak_and_value(use(theirs))
