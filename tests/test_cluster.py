@@ -582,7 +582,7 @@ def test_a_worker_that_is_lost_meanwhile_is_no_matter_of_versions(client, monkey
     from multimm.cluster import client as clients
 
     said = "lost while .* Stream is closed.*memory_limit="
-    monkeypatch.setattr("multimm.cluster.plugins.ucxx_overlap.obstacles", lost)
+    monkeypatch.setattr("multimm.cluster.client.obstacles", lost)
     with pytest.raises(ClusterError, match=said):
         clients.set_up_cluster(client, overlap=True)
     with Client(client.scheduler.address) as other:

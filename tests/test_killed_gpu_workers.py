@@ -70,8 +70,8 @@ def watching():
 
 
 def test_a_pool_is_let_go_once_its_process_has_ended(runtime, process):
-    peer_memory.release_when_ended(pool_of(process))
-    peer_memory.release_when_ended(pool_of(process))  # whoever else says so
+    peer_memory.when_ended(pool_of(process), peer_memory.unmap)
+    peer_memory.when_ended(pool_of(process), peer_memory.unmap)  # whoever else says so
     time.sleep(0.1)
     assert runtime.opened == 2
     process.kill()
@@ -81,7 +81,7 @@ def test_a_pool_is_let_go_once_its_process_has_ended(runtime, process):
 
 def test_a_pool_that_nobody_maps_here_is_left_alone(runtime, process):
     runtime.opened = 0
-    peer_memory.release_when_ended(pool_of(process))
+    peer_memory.when_ended(pool_of(process), peer_memory.unmap)
     process.kill()
     soon(lambda: not watching())
     assert runtime.opened == 0
@@ -89,7 +89,7 @@ def test_a_pool_that_nobody_maps_here_is_left_alone(runtime, process):
 
 @pytest.mark.parametrize("other", [{"boot": "another host"}, {"started": "1"}, {"pid": 2**22 + 1}])
 def test_a_pool_of_no_process_here_is_not_waited_for(runtime, process, other):
-    peer_memory.release_when_ended(replace(pool_of(process), **other))
+    peer_memory.when_ended(replace(pool_of(process), **other), peer_memory.unmap)
     assert not watching()
     assert runtime.opened == 2
 
@@ -126,7 +126,7 @@ def test_a_worker_lets_go_of_the_pool_of_a_peer_that_it_has_met(runtime, process
 
 def test_a_client_lets_go_of_pools_of_earlier_and_later_workers(runtime, process, monkeypatch):
     own = pool_of(process)
-    monkeypatch.setattr(peer_memory, "_own_pool", lambda dask_worker: own)
+    monkeypatch.setattr(peer_memory, "_pool_of", lambda dask_worker: own)
     with Client(n_workers=1, processes=False, dashboard_address=":0") as client:
         client.register_plugin(PeerMemory())
         peer_memory.let_go_in(client)  # the worker was there before
@@ -136,7 +136,7 @@ def test_a_client_lets_go_of_pools_of_earlier_and_later_workers(runtime, process
         soon(lambda: not watching())
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as later:
             runtime.opened = 1
-            monkeypatch.setattr(peer_memory, "_own_pool", lambda dask_worker: pool_of(later))
+            monkeypatch.setattr(peer_memory, "_pool_of", lambda dask_worker: pool_of(later))
             client.cluster.scale(2)
             soon(watching)
             later.kill()

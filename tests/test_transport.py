@@ -14,10 +14,10 @@ from distributed import Client
 from distributed.comm import utils
 
 import multimm.cluster as mc
-from multimm.cluster.client import set_up_cluster
+from multimm.cluster.client import obstacles, set_up_cluster
 from multimm.cluster.inspect.cluster_spec import listed
 from multimm.cluster.plugins import ucxx_overlap, warmup
-from multimm.cluster.plugins.ucxx_overlap import Overlap, obstacles
+from multimm.cluster.plugins.ucxx_overlap import Overlap
 from multimm.cluster.plugins.warmup import WarmUp, wait_until_warm
 
 GIB = 2**30
@@ -86,7 +86,7 @@ def test_what_is_waited_for_is_stream_0_of_the_workers_device(ucxx, monkeypatch)
 
     cuda = sys.modules["cupy"].cuda
     cuda.Device = Device
-    null = SimpleNamespace(synchronize=lambda: log.append("stream 0"))
+    null = SimpleNamespace(done=False, synchronize=lambda: log.append("stream 0"))
     cuda.Stream = SimpleNamespace(null=null)
     ucxx_overlap.synchronize_stream_0("CudaStream.Default")
     assert log == ["device 0", "stream 0", "left"]

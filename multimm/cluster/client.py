@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-from distributed import Client, Status
+from distributed import Client, Status, Worker
 
 from multimm.cluster.options import give_back
 
@@ -63,22 +63,42 @@ class ClusterClient(Client):
 def set_up_cluster(client: Client, *more: Any, overlap: bool = False) -> None:
     """Install multimm's plugins, and `more`, on the cluster; again changes nothing.
 
-    With `overlap` UCXX waits otherwise before transfers, all pairs of workers meet and kernels are
+    With `overlap` GPU blocks travel during products, all pairs of workers meet and kernels are
     compiled when this returns. Raises `ClusterError`.
     """
+    from multimm.cluster.plugins.cuda_ipc import CudaIpc, begin_in
     from multimm.cluster.plugins.peer_memory import PeerMemory, let_go_in
     from multimm.cluster.plugins.transfer_counter import TransferCounter
-    from multimm.cluster.plugins.ucxx_overlap import Overlap, obstacles
+    from multimm.cluster.plugins.ucxx_overlap import Overlap
     from multimm.cluster.plugins.warmup import WarmUp, wait_until_warm
     from multimm.graph.scheduler.install import install, refusal
 
     if not overlap:
         return install(client, TransferCounter(), *more)
-    install(client, TransferCounter(), Overlap(), PeerMemory(), WarmUp(), *more)
+    install(client, TransferCounter(), Overlap(), CudaIpc(), PeerMemory(), WarmUp(), *more)
     try:
         let_go_in(client)
-        for reason in sorted(set(obstacles(client).values())):
-            logger.warning("blocks travel between products, not during them: %s", reason)
+        begin_in(client)
         wait_until_warm(client)
+        for reason in sorted(set(obstacles(client).values())):
+            logger.warning("%s", reason)
     except OSError as error:
         raise refusal(error) from error
+
+
+def obstacles(client: Client) -> dict[str, str]:
+    """Why GPU blocks don't travel as they could, by the address of workers where they don't."""
+    reasons: dict[str, str] = client.run(_obstacle)
+    return {address: reason for address, reason in reasons.items() if reason}
+
+
+def _obstacle(dask_worker: Worker) -> str:
+    from multimm.cluster.plugins.cuda_ipc import CudaIpc
+    from multimm.cluster.plugins.ucxx_overlap import Overlap
+
+    for kind in (Overlap, CudaIpc):
+        plugin = dask_worker.plugins.get(kind.name)
+        reason = plugin.reason if isinstance(plugin, kind) else "the plugin is not installed"
+        if reason:
+            return reason
+    return ""

@@ -39,17 +39,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Share of a GPU's memory that its worker takes at the start and shares between CuPy and
-#: UCXX: what dask-cuda spills from. It leaves room for the CUDA context and for libraries that
+#: Share of a GPU's memory that its worker takes at the start: what CuPy's arrays lie in, peers map,
+#: and dask-cuda spills from. It leaves room for the CUDA context and for libraries that
 #: allocate past it; and for the pool, which grows where its memory is in pieces.
 RMM_POOL_SHARE = 0.8
 #: Seconds to wait for a scheduler in this very process, on a busy machine.
 CONNECT_SECONDS = 60.0
 BLAS_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-THROUGH_HOST = (
-    "GPU blocks travel over TCP, through the host's memory: some GB/s in place of NVLink's "
-    'hundreds. protocol="ucxx", with distributed-ucxx installed, has them travel directly.'
-)
 
 #: Said where `start` waits for that.
 COMPILING = (
@@ -73,19 +69,20 @@ def start(
     """Start a cluster on this host and return a client that owns it.
 
     With GPUs: one dask-cuda worker each, blocks travelling through UCXX (NVLink where there
-    is one) and one RMM memory pool per GPU that CuPy and UCXX share. Without: CPU worker
+    is one) and one RMM memory pool per GPU that CuPy and the others share. Without: CPU worker
     processes that talk TCP on the loopback interface. ``with start() as client:`` and
     ``client.close()`` both end the workers too.
 
     Before it returns, all pairs of workers have exchanged a block and the kernels are compiled.
-    Through UCXX, blocks travel while products are computed; `connect` says what that asks of other
-    libraries' tasks (`overlap`).
+    GPU blocks travel while products are computed; `connect` says what that asks of other libraries'
+    tasks (`overlap`).
 
     Loopback is open to every user of this host: whoever connects to the scheduler there can run
     code as you. On a host that others log in to, give
     ``security=distributed.Security.temporary()`` (which needs the package cryptography): only who
     has these certificates can connect. UCXX listens on all network interfaces, unencrypted, and
-    cannot do otherwise; ``protocol="tcp"`` stays on the loopback interface. TLS means TCP.
+    cannot do otherwise; ``protocol="tcp"`` stays on the loopback interface. TLS means TCP, and GPU
+    blocks travel directly there, too.
 
     What workers spill goes to a folder that is this user's alone, in ``temporary-directory`` of
     Dask's configuration, or where temporary files are.
@@ -116,8 +113,9 @@ def start(
         least a quarter of their GPU's memory, unless a container or a batch job has less.
     protocol : {"ucxx", "tcp"}, optional
         Default: ``"ucxx"`` for GPUs where distributed-ucxx is installed, else ``"tcp"``, also
-        with `security`. Over TCP GPU blocks pass through the host's memory; where there are
-        several GPUs, a log message says so.
+        with `security`. Over TCP a GPU block is copied from its owner's pool (CUDA IPC). Where that
+        cannot be, as with ``rmm_pool=None``, it passes through the host's memory, and a log message
+        says so.
     rmm_pool : float, int or str, optional
         Size of each GPU's memory pool: a share below 1, bytes, or such as ``"100GB"``.
         None: no pool; CuPy then allocates by itself.
@@ -240,8 +238,6 @@ def _with_transport(options: StartOptions, asked: str | None) -> StartOptions:
     """TCP in place of a UCXX that nobody asked for and that is not installed."""
     if options.protocol == "ucxx" and asked is None and find_spec("distributed_ucxx") is None:
         options = replace(options, protocol="tcp")
-    if options.protocol != "ucxx" and len(options.gpus) > 1:
-        logger.warning(THROUGH_HOST)
     return options
 
 

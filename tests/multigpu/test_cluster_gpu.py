@@ -70,9 +70,12 @@ def test_cpu_workers_beside_a_gpu_are_described_as_cpu():
 
 @pytest.mark.gpu
 @pytest.mark.multigpu(2)
-@pytest.mark.parametrize(("protocol", "link"), [("ucxx", NVLINK), ("tcp", LOCAL_TCP)])
-def test_blocks_travel_between_two_gpus_and_are_counted(protocol, link):
-    with mc.start(gpus=2, protocol=protocol, rmm_pool=POOL) as client:
+@pytest.mark.parametrize(
+    ("protocol", "pool", "link"),
+    [("tcp", POOL, NVLINK), ("ucxx", POOL, NVLINK), ("tcp", None, LOCAL_TCP)],
+)
+def test_blocks_travel_between_two_gpus_and_are_counted(protocol, pool, link):
+    with mc.start(gpus=2, protocol=protocol, rmm_pool=pool) as client:
         spec = mc.describe(client)
         assert [device.kind for device in spec.devices] == ["gpu", "gpu"]
         assert spec.link == link
@@ -86,10 +89,10 @@ def test_blocks_travel_between_two_gpus_and_are_counted(protocol, link):
 
 @pytest.mark.gpu
 @pytest.mark.multigpu(1)
-def test_tcp_listens_on_loopback_only():
+def test_gpu_workers_listen_on_loopback_only():
     # A UCXX cluster that this process had before may leave a listener behind.
     before = listeners()
-    with mc.start(gpus=1, protocol="tcp", rmm_pool=POOL):
+    with mc.start(gpus=1, rmm_pool=POOL):
         added = listeners() - before
     assert {address for _, address, _ in added} == {"127.0.0.1"}
 

@@ -159,13 +159,18 @@ async def fetch_seconds(
 ) -> float:
     """Runs on a worker: median seconds for a block from its peer, through Dask's transport."""
     peer = peers[dask_worker.address]
+    from multimm.cluster.plugins.cuda_ipc import families
+
     function, arguments = pickle.dumps(_kept_block), pickle.dumps({"nbytes": nbytes, "gpu": gpu})
+    how = families(dask_worker)
     times: list[float] = []
     end = 0.0
     # The first one makes the block, and the connection.
     while len(times) <= LEAST_TRANSFERS or time.perf_counter() < end:
         start = time.perf_counter()
-        answer: Any = await dask_worker.rpc(peer).run(function=function, kwargs=arguments)
+        answer: Any = await dask_worker.rpc(peer).run(
+            function=function, kwargs=arguments, serializers=how, deserializers=how
+        )
         times.append(time.perf_counter() - start)
         if answer["status"] != "OK":
             raise ClusterError(f"{peer} did not send a block")

@@ -25,6 +25,8 @@ _FORMAT = 3
 MOST_CHARACTERS = 200
 #: How blocks travel between workers on paper, which have no addresses.
 _PROTOCOLS = {NVLINK.name: "ucxx", LOCAL_TCP.name: "tcp"}
+#: How GPU blocks travel over TCP within a host, where each is read where it lies.
+CUDA_IPC = "cuda-ipc"
 
 
 class DeviceRates(NamedTuple):
@@ -47,7 +49,7 @@ class DeviceRates(NamedTuple):
 class LinkRates(NamedTuple):
     """Of one way between workers."""
 
-    protocol: str  #: "ucxx", "tcp", "tls"
+    protocol: str  #: "ucxx", "tcp", "tls", "cuda-ipc"
     devices: str  #: names of what the workers compute on
     between: bool  #: from one host to another
     gbps: float  #: that each worker receives, while all do
@@ -166,10 +168,12 @@ def applied(spec: ClusterSpec, rates: Rates, *, scattered: bool = False) -> Clus
 
 
 def protocol(spec: ClusterSpec) -> str:
-    """How blocks travel, as addresses begin with it."""
-    if spec.addresses:
-        return spec.addresses[0].partition("://")[0]
-    return _PROTOCOLS.get(spec.link.name, spec.link.name)
+    """How blocks travel: as addresses begin, but for GPU blocks that are read where they lie."""
+    if not spec.addresses:
+        return _PROTOCOLS.get(spec.link.name, spec.link.name)
+    scheme = spec.addresses[0].partition("://")[0]
+    direct = not scheme.startswith("ucx") and spec.link.name == NVLINK.name
+    return CUDA_IPC if direct else scheme
 
 
 def models(spec: ClusterSpec) -> str:

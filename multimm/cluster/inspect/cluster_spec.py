@@ -100,10 +100,12 @@ def spec_of(workers: Mapping[str, Any], answers: Mapping[str, Answer]) -> Cluste
         for address in addresses
     )
     threads = at_once(devices, min(worker["nthreads"] for worker in workers.values()))
-    link = _link(addresses[0], devices)
     # Sorted by address, the workers of a host follow one another.
     counts = set(neighbours.values())
     per_node = counts.pop() if len(neighbours) > 1 and len(counts) == 1 else 0
+    known = [answers.get(address) for address in addresses]
+    direct = all(answer is not None and answer.direct for answer in known)
+    link, between = _links(addresses[0], devices, direct, per_node > 0 or len(neighbours) == 1)
     return ClusterSpec(
         devices,
         link,
@@ -111,7 +113,7 @@ def spec_of(workers: Mapping[str, Any], answers: Mapping[str, Answer]) -> Cluste
         max(1, threads),
         call_s=call_seconds(len(devices)),
         per_node=per_node,
-        between=between_nodes(link),
+        between=between,
     )
 
 
@@ -142,9 +144,19 @@ def _device(
     return cpu_device(memory, cores, name=name, spills=bool(limit), process_bytes=process)
 
 
-def _link(address: str, devices: tuple[DeviceSpec, ...]) -> Link:
+def _links(
+    address: str, devices: tuple[DeviceSpec, ...], direct: bool, by_host: bool
+) -> tuple[Link, Link]:
+    """The link between workers of a host and the one between hosts.
+
+    `by_host`: what holds within a host may be said apart from what holds between them.
+    """
     scheme = address.partition("://")[0]
     if scheme == "inproc":
-        return SHARED_MEMORY
-    on_gpus = all(device.kind == "gpu" for device in devices)
-    return NVLINK if scheme.startswith("ucx") and on_gpus else LOCAL_TCP
+        return SHARED_MEMORY, SHARED_MEMORY
+    if all(device.kind == "gpu" for device in devices):
+        if scheme.startswith("ucx"):
+            return NVLINK, between_nodes(NVLINK)
+        if direct and by_host:
+            return NVLINK, LOCAL_TCP
+    return LOCAL_TCP, LOCAL_TCP

@@ -22,6 +22,10 @@ logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 5.0
 
 
+#: Name of the plugin of workers that read GPU blocks where they lie.
+CUDA_IPC = "multimm-cuda-ipc"
+
+
 class Answer(NamedTuple):
     """What a worker process says about itself."""
 
@@ -29,6 +33,7 @@ class Answer(NamedTuple):
     cores: int  #: cores that its block products keep busy
     host_memory: int  #: all memory of its host, bytes
     cpu: str = ""  #: the name of its host's processor
+    direct: bool = False  #: GPU blocks of its host come to it without passing through host memory
 
 
 def run_on(
@@ -71,4 +76,11 @@ def answer(dask_worker: Worker) -> Answer:
     cores = min(CPU_COUNT, dask_worker.state.nthreads * blas_threads)
     spills = type(dask_worker.data).__module__.partition(".")[0] == "dask_cuda"
     gpu = current_gpu(spills=spills) if by_dask_cuda(dask_worker) else None
-    return Answer(gpu, cores, memory_limit(), cpu_name())
+    direct = gpu is not None and _reads_directly(dask_worker)
+    return Answer(gpu, cores, memory_limit(), cpu_name(), direct)
+
+
+def _reads_directly(dask_worker: Worker) -> bool:
+    if dask_worker.address.startswith("ucx"):
+        return True
+    return getattr(dask_worker.plugins.get(CUDA_IPC), "direct", False)

@@ -10,7 +10,7 @@ that replaces it could not make its own.
 Workers tell their peers and their clients which pool they have. A thread for each pool waits until
 its process has ended. Then it opens the pool once more, which gives the address where UCX has it,
 and closes it as often as it was opened. UCX finds its mappings by the peer's process number, so
-nobody uses the closed one again.
+nobody uses the closed one again. What `multimm.cluster.plugins.cuda_ipc` maps, it unmaps itself.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import pickle
 import select
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,30 +69,50 @@ class PeerMemory(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Tell clients."""
-        if (pool := _own_pool(worker)) is not None:
+        if (pool := _pool_of(worker)) is not None:
             worker.log_event(TOPIC, {"pool": asdict(pool)})
 
     async def meet(self, worker: Worker, peer: str) -> None:
         """Ask a peer for its pool, and let go of it when the peer has ended."""
-        answer: Any = await worker.rpc(peer).run(function=pickle.dumps(_own_pool))
+        answer: Any = await worker.rpc(peer).run(function=pickle.dumps(_pool_of))
         if answer["status"] == "OK" and answer["result"] is not None:
-            release_when_ended(answer["result"])
+            when_ended(answer["result"], unmap)
 
 
 def let_go_in(client: Client) -> None:
     """Have the client's process let go of pools whose workers have ended, also of later workers."""
 
     def announced(event: tuple[float, dict[str, dict[str, Any]]]) -> None:
-        release_when_ended(Pool(**event[1]["pool"]))
+        when_ended(Pool(**event[1]["pool"]), unmap)
 
     client.subscribe_topic(TOPIC, announced)
-    for pool in client.run(_own_pool).values():  # of those that are there
+    for pool in client.run(_pool_of).values():  # of those that are there
         if pool is not None:
-            release_when_ended(pool)
+            when_ended(pool, unmap)
 
 
-def release_when_ended(pool: Pool) -> None:
-    """Wait in a thread until the pool's process has ended, and unmap the pool in this process.
+def _pool_of(dask_worker: Worker) -> Pool | None:
+    """Runs on a worker: its pool, if UCX maps it."""
+    through_ucx = by_dask_cuda(dask_worker) and dask_worker.address.startswith("ucx")
+    return own_pool() if through_ucx else None
+
+
+def own_pool() -> Pool:
+    """The pool from which this process takes GPU memory, if one allocation is all of it."""
+    import cupy
+
+    with cupy.cuda.Device(0):
+        handle = cupy.cuda.runtime.ipcGetMemHandle(cupy.zeros(2**22, "u1").data.ptr)
+    return Pool(_boot(), os.getpid(), _started(os.getpid()), bytes(handle))
+
+
+def is_here(pool: Pool) -> bool:
+    """Whether the pool's process runs on this host, and is seen by this one."""
+    return pool.boot == _boot() and pool.started == _started(pool.pid)
+
+
+def when_ended(pool: Pool, unmap: Callable[[Pool], None]) -> None:
+    """Wait in a thread until the pool's process has ended, and have the pool unmapped here.
 
     Nothing is done for processes of other hosts, and for those that have ended by now.
     """
@@ -105,46 +127,31 @@ def release_when_ended(pool: Pool) -> None:
         os.close(process)
         return
     _watched.add(pool)
-    name = f"{NAME}-{pool.pid}"
-    threading.Thread(target=_wait_and_release, args=(pool, process), name=name, daemon=True).start()
+    name, args = f"{NAME}-{pool.pid}", (pool, process, unmap)
+    threading.Thread(target=_wait_and_unmap, args=args, name=name, daemon=True).start()
 
 
-def _wait_and_release(pool: Pool, process: int) -> None:
+def _wait_and_unmap(pool: Pool, process: int, unmap: Callable[[Pool], None]) -> None:
     ended = select.poll()
     ended.register(process, select.POLLIN)
     ended.poll()
     os.close(process)
     time.sleep(SECONDS)
     with _unmapping:
-        closed = _unmap(pool)
-    logger.info("let go of the memory of process %d (%d mappings)", pool.pid, closed)
+        unmap(pool)
+    logger.info("let go of the memory of process %d", pool.pid)
     _watched.discard(pool)
 
 
-def _unmap(pool: Pool) -> int:
-    """Close all mappings of a pool in this process; how many there were."""
+def unmap(pool: Pool) -> None:
+    """Close all mappings of a pool in this process, whoever has opened them."""
     import cupy
 
-    runtime, closed = cupy.cuda.runtime, 0
-    try:
-        with cupy.cuda.Device(0):
-            address = runtime.ipcOpenMemHandle(pool.handle)  # an error, if nobody maps it any more
-            while True:
-                runtime.ipcCloseMemHandle(address)
-                closed += 1
-    except runtime.CUDARuntimeError:
-        return max(closed - 1, 0)  # one of them was opened here
-
-
-def _own_pool(dask_worker: Worker) -> Pool | None:
-    """The worker's pool, if one allocation is all of it; peers have it run there."""
-    if not by_dask_cuda(dask_worker) or not dask_worker.address.startswith("ucx"):
-        return None
-    import cupy
-
-    with cupy.cuda.Device(0):
-        handle = cupy.cuda.runtime.ipcGetMemHandle(cupy.zeros(2**22, "u1").data.ptr)
-    return Pool(_boot(), os.getpid(), _started(os.getpid()), bytes(handle))
+    runtime = cupy.cuda.runtime
+    with suppress(runtime.CUDARuntimeError), cupy.cuda.Device(0):
+        address = runtime.ipcOpenMemHandle(pool.handle)  # an error, if nobody maps it any more
+        while True:
+            runtime.ipcCloseMemHandle(address)
 
 
 def _boot() -> str:

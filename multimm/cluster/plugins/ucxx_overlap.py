@@ -20,20 +20,18 @@ wide wait has hidden that between workers. Therefore only clusters from `start()
 
 It replaces an internal function of another package, and does so only in releases whose source is
 known to call that function before every transfer, and nothing else. There it also lets messages
-hold more, and has the event loop pack and unpack them, however large. Over TCP blocks pass through
-the host's memory, by copies on stream 0: nothing there waits for other streams.
+hold more, and has the event loop pack and unpack them, however large. Over TCP nothing waits for
+other streams: `multimm.cluster.plugins.cuda_ipc`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any
 
 from distributed import Worker, WorkerPlugin
 
-if TYPE_CHECKING:
-    from distributed import Client
+from multimm.cluster.plugins.transport import raise_limits, wait_for_stream_0
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +40,6 @@ NAME = "multimm-overlap"
 KNOWN = ((0, 52),)
 #: With these set, "stream 0" means another stream to CuPy or RMM than to the rules.
 PER_THREAD_VARIABLES = ("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "RMM_PER_THREAD_DEFAULT_STREAM")
-#: Dask stops asking for more while a tenth of the *host's* memory limit is on its way. GPU blocks
-#: never touch the host: a GPU takes up to this share of its own memory instead. Arbitrary: some
-#: 18 GB on an H200, seventeen blocks of 16384 x 16384.
-IN_FLIGHT_SHARE = 1 / 8
-#: A fetch takes milliseconds, and a worker answers it with as many blocks as fit, Dask says in
-#: 50 MB: one block of 4096 x 4096. docs/decisions/host-offload.md has the times. Blocks of the host
-#: travel so, too: no more than Dask lets be on its way there, a tenth of its memory limit.
-MESSAGE_BYTES = 2**30
 
 
 class Overlap(WorkerPlugin):
@@ -58,8 +48,8 @@ class Overlap(WorkerPlugin):
     Attributes
     ----------
     reason : str
-        Why blocks do not overlap with products on this worker; empty where they do, or where
-        nothing had to be changed for it.
+        Why blocks do not travel during products; empty where they do, or where nothing had to be
+        changed for it.
     """
 
     name = NAME
@@ -73,9 +63,9 @@ class Overlap(WorkerPlugin):
         self.reason = ""
         if not worker.address.startswith("ucx"):
             return
-        self.reason = _obstacle()
-        if self.reason:
-            logger.warning("blocks travel between products, not during them: %s", self.reason)
+        if obstacle := _obstacle():
+            self.reason = f"blocks travel between products, not during them: {obstacle}"
+            logger.warning("%s", self.reason)
             return
         import distributed_ucxx.ucxx as transport
         from distributed.comm import utils
@@ -83,7 +73,7 @@ class Overlap(WorkerPlugin):
         transport.synchronize_stream = synchronize_stream_0
         # Blocks are sent as they lie: in another thread that takes longer than in the event loop.
         utils.OFFLOAD_THRESHOLD = False
-        _raise_limits(worker)
+        raise_limits(worker)
 
 
 def _obstacle() -> str:
@@ -110,30 +100,5 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def synchronize_stream_0(*_: object) -> None:
-    """Wait for stream 0 of the worker's GPU, which is device 0 to it."""
-    import cupy
-
-    with cupy.cuda.Device(0):
-        cupy.cuda.Stream.null.synchronize()
-
-
-def _raise_limits(worker: Worker) -> None:
-    import cupy
-
-    state: Any = worker.state
-    share = int(cupy.cuda.runtime.memGetInfo()[1] * IN_FLIGHT_SHARE)
-    of_host = state.transfer_incoming_bytes_limit
-    state.transfer_incoming_bytes_limit = max(of_host, share)
-    most = min(MESSAGE_BYTES, of_host)
-    state.transfer_message_bytes_limit = max(state.transfer_message_bytes_limit, most)
-
-
-def obstacles(client: Client) -> dict[str, str]:
-    """Why blocks do not overlap with products, by the address of workers where they do not."""
-    reasons: dict[str, str] = client.run(_reason)
-    return {address: reason for address, reason in reasons.items() if reason}
-
-
-def _reason(dask_worker: Worker) -> str:
-    plugin = dask_worker.plugins.get(NAME)
-    return plugin.reason if isinstance(plugin, Overlap) else "the plugin is not installed"
+    """What the transport calls in place of its own wait, with its own arguments."""
+    wait_for_stream_0()

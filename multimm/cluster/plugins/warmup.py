@@ -25,6 +25,7 @@ from distributed import Worker, WorkerPlugin
 
 from multimm.cluster import imports_ahead
 from multimm.cluster.imports_ahead import TASKS
+from multimm.cluster.plugins.cuda_ipc import CudaIpc
 from multimm.cluster.plugins.peer_memory import PeerMemory
 from multimm.gpu.arrays import by_dask_cuda
 
@@ -90,6 +91,9 @@ class WarmUp(WorkerPlugin):
                 await self._meet(worker, peer)
         except OSError as error:
             logger.info("no scheduler to ask for peers: %r", error)
+        for plugin in worker.plugins.values():
+            if isinstance(plugin, CudaIpc):
+                plugin.begin(worker)
         await compiling
         if by_dask_cuda(worker):
             await asyncio.to_thread(imports_ahead.wait)
@@ -123,9 +127,9 @@ class WarmUp(WorkerPlugin):
         answer: Any = await worker.rpc(peer).run(function=pickle.dumps(_sample))
         if answer["status"] == "OK":
             self.met.add(peer)
-            memory = worker.plugins.get(PeerMemory.name)
-            if isinstance(memory, PeerMemory):
-                await memory.meet(worker, peer)
+            for plugin in worker.plugins.values():
+                if isinstance(plugin, PeerMemory | CudaIpc):
+                    await plugin.meet(worker, peer)
 
 
 def _exempt_what_is_imported(worker: Worker) -> None:

@@ -1,0 +1,227 @@
+"""Who asks for blocks where they lie, and who says so, on stand-ins: `multigpu` tests copy some."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import subprocess
+import sys
+from dataclasses import astuple
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+from clusters import in_threads
+from distributed import Client, wait
+from distributed.protocol.serialize import families
+
+from multimm.cluster.plugins import cuda_ipc, peer_memory
+from multimm.cluster.plugins.cuda_ipc import CudaIpc
+from multimm.cluster.plugins.peer_memory import Pool
+
+BASE, SIZE = 0x7F0000000000, 2**30
+HERE = {"sender": {"address": "tcp://10.0.0.1:1"}, "recipient": {"address": "tcp://10.0.0.1:2"}}
+ELSEWHERE = {**HERE, "recipient": {"address": "tcp://10.0.0.2:2"}}
+
+
+class Array:
+    """What the sender looks at of an array of CuPy."""
+
+    strides = (4,)
+
+    def __init__(self, offset, nbytes=64):
+        self.data, self.nbytes = SimpleNamespace(ptr=BASE + offset), nbytes
+        self.shape, self.dtype = (nbytes // 4,), np.dtype("f4")
+
+
+Array.__module__ = "cupy.stand_in"
+
+
+@pytest.fixture
+def process():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        yield child
+        child.kill()
+
+
+def pool_of(process):
+    return Pool(peer_memory._boot(), process.pid, peer_memory._started(process.pid), b"h" * 64)
+
+
+@pytest.fixture
+def sender(monkeypatch, process):
+    """A process with a pool."""
+    monkeypatch.setattr(cuda_ipc, "_own", cuda_ipc._Own(pool_of(process), BASE, SIZE))
+    monkeypatch.setattr(cuda_ipc, "wait_for_stream_0", lambda: None)
+
+
+@pytest.fixture
+def dask(monkeypatch):
+    """Dask's own way of asking is back behind the test, and nobody asks in another one."""
+    worker = importlib.import_module("distributed.worker")
+    monkeypatch.setattr(worker, "get_data_from_worker", worker.get_data_from_worker)
+    monkeypatch.setitem(families, cuda_ipc.NAME, (None, None, False))
+    yield
+    cuda_ipc._asking.clear()
+
+
+# --------------------------------------------------------------------- the sender
+
+
+@pytest.mark.parametrize("offset", [0, 256, SIZE - 64])
+def test_a_block_of_the_pool_is_said_to_lie_there(sender, process, offset):
+    header, frames = cuda_ipc.say_where(Array(offset), HERE)
+    assert frames == []
+    assert Pool(*header["pool"]) == pool_of(process)
+    (place,) = header["places"]
+    assert place[:3] == (offset, (16,), (4,))
+
+
+@pytest.mark.parametrize(
+    ("block", "context"),
+    [
+        (np.ones(3), HERE),
+        ("text", HERE),
+        (Array(-256), HERE),  # of another library's memory
+        (Array(SIZE), HERE),
+        (Array(0), ELSEWHERE),
+        (Array(0), None),  # a transport that does not say who asks
+    ],
+)
+def test_all_else_is_sent_as_before(sender, block, context):
+    with pytest.raises(NotImplementedError):
+        cuda_ipc.say_where(block, context)
+
+
+def test_a_process_without_a_pool_sends_as_before():
+    with pytest.raises(NotImplementedError):
+        cuda_ipc.say_where(Array(0), HERE)
+
+
+# ------------------------------------------------------------------- the receiver
+
+
+def double(x):
+    return 2 * x
+
+
+def test_blocks_come_so_to_those_that_ask_alone(dask, monkeypatch):
+    """NumPy arrays stand for GPU blocks: the message has their values where it had a place."""
+    read = []
+
+    def say_where(x, context=None):
+        if not isinstance(x, np.ndarray) or not cuda_ipc._same_host(context):
+            raise NotImplementedError
+        return {"values": x.tolist()}, []
+
+    def copied(header, frames):
+        read.append(list(header["values"]))
+        return np.array(header["values"])
+
+    monkeypatch.setattr(cuda_ipc, "say_where", say_where)
+    monkeypatch.setattr(cuda_ipc, "read", copied)
+    with in_threads(2, protocol="tcp", memory_limit=0) as cluster, Client(cluster) as client:
+        one, two = cluster.workers.values()
+        cuda_ipc._answer()
+        cuda_ipc._answer()  # once more changes nothing
+        cuda_ipc._asking.add(two.rpc)
+        for asks, other in ((two, one), (one, two)):
+            block = client.submit(np.arange, 3.0, workers=[other.address], pure=False)
+            wait(block)
+            found = client.submit(double, block, workers=[asks.address]).result()
+            np.testing.assert_array_equal(found, [0, 2, 4])
+        assert read == [[0, 1, 2]]
+
+
+class CudaError(RuntimeError):
+    """What CuPy raises."""
+
+
+@pytest.fixture
+def cupy_that_fails(monkeypatch):
+    cupy = ModuleType("cupy")
+
+    def device(number):
+        raise CudaError("peer access is not supported")
+
+    errors = SimpleNamespace(CUDARuntimeError=CudaError, CUDADriverError=CudaError)
+    cupy.cuda = SimpleNamespace(Device=device, runtime=errors, driver=errors)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_who_cannot_read_asks_for_blocks_as_before(cupy_that_fails, dask, process, caplog, lost):
+    """But not if their owner was lost: others can be read."""
+
+    class Connections:
+        pass
+
+    asks = Connections()
+    cuda_ipc._asking.add(asks)
+    header = {"pool": astuple(pool_of(process)), "size": SIZE, "places": [], "packed": None}
+    if lost:
+        process.kill()
+        process.wait()
+    with pytest.raises(OSError, match="peer access is not supported"):
+        cuda_ipc.read(header, [])
+    assert (asks in cuda_ipc._asking) == lost
+    assert ("through the host's memory from now on" in caplog.text) == (not lost)
+
+
+def a_gpu_worker(monkeypatch, pool):
+    """One of dask-cuda's, whose peer says which pool it has."""
+
+    class Peer:
+        def __call__(self, address):
+            return self
+
+        async def run(self, function):
+            return {"status": "OK", "result": pool}
+
+    monkeypatch.setattr(cuda_ipc, "by_dask_cuda", lambda worker: True)
+    monkeypatch.setattr(cuda_ipc, "raise_limits", lambda worker: None)
+    return SimpleNamespace(address="tcp://10.0.0.1:1", rpc=Peer())
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_worker_asks_once_it_has_mapped_its_peers(dask, monkeypatch, process, mapped):
+    def map_pool(pool):
+        if not mapped:
+            raise CudaError("no")
+
+    monkeypatch.setattr(cuda_ipc, "_map", map_pool)
+    worker, plugin = a_gpu_worker(monkeypatch, pool_of(process)), CudaIpc()
+    asyncio.run(plugin.meet(worker, "tcp://10.0.0.1:2"))
+    assert worker.rpc not in cuda_ipc._asking
+    plugin.begin(worker)
+    assert (worker.rpc in cuda_ipc._asking) == plugin.direct == mapped
+    assert (
+        "through the host's memory: the memory of worker tcp://10.0.0.1:2" in plugin.reason
+    ) == (not mapped)
+
+
+def test_a_pool_on_another_host_is_not_mapped(dask, monkeypatch):
+    monkeypatch.setattr(cuda_ipc, "_map", lambda pool: 1 / 0)
+    there = Pool("another boot", 1, "1", b"")
+    worker, plugin = a_gpu_worker(monkeypatch, there), CudaIpc()
+    asyncio.run(plugin.meet(worker, "tcp://10.0.0.2:2"))
+    plugin.begin(worker)
+    assert plugin.direct
+
+
+@pytest.mark.parametrize("address", ["ucxx://10.0.0.1:1", "inproc://10.0.0.1/1/2"])
+def test_other_transports_are_left_alone(dask, monkeypatch, address):
+    worker, plugin = a_gpu_worker(monkeypatch, None), CudaIpc()
+    worker.address = address
+    plugin.setup(worker)  # would import CuPy
+    plugin.begin(worker)
+    assert plugin.reason == ""
+    assert not plugin.direct
+
+
+def test_cpu_workers_are_left_alone(dask):
+    with in_threads(1, protocol="tcp", memory_limit=0) as cluster, Client(cluster) as client:
+        client.register_plugin(CudaIpc())
+        cuda_ipc.begin_in(client)
+        assert not list(cuda_ipc._asking)
+        assert not client.direct_to_workers
