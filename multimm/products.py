@@ -116,7 +116,7 @@ class Product(NamedTuple):
 
     @property
     def _arrays(self) -> list[Array]:
-        return [x for x in (self.a, self.b) if not isinstance(x, MatrixSpec)]
+        return _arrays(self.a, self.b)
 
     def result(self, answer: Answer | None = None) -> Array:
         """Lazy if one operand is, else computed; planned for what the scheduler said, if it did."""
@@ -151,8 +151,7 @@ class Product(NamedTuple):
                 ", multimm.cluster.local() or ClusterSpec.homogeneous(device, workers)"
             )
         gpu = any(map(on_gpu, self._arrays))
-        added = [] if self.c is None or isinstance(self.c, MatrixSpec) else [self.c]
-        found, holders = answer or ask(cluster, self._arrays + added)
+        found, holders = answer or ask(cluster, _arrays(self.a, self.b, self.c))
         on = found or local(gpu=gpu)
         # Of shapes alone nobody knows where they will lie: on the GPUs, if there are any.
         hosted = self._hosted(on)
@@ -313,34 +312,11 @@ def checked(
     given = {"a": a, "b": b} | ({} if c is None else {"c": c})
     made = arrays(**{name: x for name, x in given.items() if not isinstance(x, MatrixSpec)})
     a, b, c = _cut_as(made.get("a", a), a), _cut_as(made.get("b", b), b), made.get("c", c)
-    if not stacks and not len(a.shape) == len(b.shape) == 2:
-        raise ShapeError(f"gemm takes matrices, got shapes {a.shape} and {b.shape}: use matmul")
-    if not (a.shape and b.shape):
-        raise ShapeError(
-            f"matmul of shapes {a.shape} and {b.shape}: operands need at least 1 dimension; "
-            "multiply by a scalar with *"
-        )
-    check_operands(a.shape, b.shape, trans_a, trans_b)
-    if c is not None:
-        rows, columns = a.shape[-1 if trans_a else -2], b.shape[-2 if trans_b else -1]
-        check_result("c", c.shape, (rows, columns))
+    _check_shapes(a, b, c, trans_a, trans_b, stacks=stacks)
     lazy = any(map(is_dask, made.values()))
     if lazy or len({*map(type, made.values())}) > 1:
         check_same_device(**made)
-    dtypes = [_dtype(x) for x in (a, b)]
-    added = None if c is None else _dtype(c)
-    if dtype is None:
-        sums = accumulate_dtype(*dtypes)
-        out = gemm_dtype(alpha, result_dtype(*dtypes), beta, added)
-    else:
-        out = requested_dtype.named(dtype)
-        requested_dtype.check(*dtypes, alpha, beta, added, out)
-        if not on_devices(out) and any(map(on_gpu, made.values())):
-            raise DTypeError(
-                f"dtype={out}: GPUs have no such numbers; ask for float64, or complex128"
-            )
-        sums = requested_dtype.sums(*dtypes, a.shape[-2 if trans_a else -1], out)
-        alpha, beta = requested_dtype.scalars(alpha, beta, out)
+    sums, out, alpha, beta = _dtypes(a, b, c, alpha, beta, trans_a, dtype)
     # Of integers sums are exact where a dtype was asked for.
     check_held(precision, str(out), *([] if dtype is not None else [str(sums)]))
     wanted = asked_for(chunks, a, b, out, trans_a, trans_b)
@@ -352,18 +328,55 @@ def checked(
     vectors = len(a.shape) == 1, len(b.shape) == 1
     a, b = a[None, :] if vectors[0] else a, b[:, None] if vectors[1] else b
     if lazy:
-        (a, flip_a, conj_a), (b, flip_b, conj_b) = _peeled(a), _peeled(b)
-        if flip_a or flip_b or conj_a or conj_b:
-            trans_a, trans_b = trans_a != flip_a, trans_b != flip_b
-            step = replace(step, trans_a=trans_a, trans_b=trans_b, conj_a=conj_a, conj_b=conj_b)
-        both = is_dask(a) and is_dask(b) and a.name != b.name
-        if both and same_values(a, b, turned=step.trans_a == step.trans_b):
-            b, step = a, replace(step, trans_b=not step.trans_a)
-    if is_dask(a) and is_dask(b):
-        a_sums, b_sums = 1 - step.trans_a, int(step.trans_b)
-        a, b = reads_of(a, b, a_sums, b_sums), reads_of(b, a, b_sums, a_sums)
+        a, b, step = _as_stored(a, b, step)
     added = c if beta != 0 else None
     return Product(a, b, added, step, options, wanted, vectors, dtype is not None)
+
+
+def _check_shapes(
+    a: Given, b: Given, c: Given, trans_a: bool, trans_b: bool, *, stacks: bool
+) -> None:
+    if not stacks and not len(a.shape) == len(b.shape) == 2:
+        raise ShapeError(f"gemm takes matrices, got shapes {a.shape} and {b.shape}: use matmul")
+    if not (a.shape and b.shape):
+        raise ShapeError(
+            f"matmul of shapes {a.shape} and {b.shape}: operands need at least 1 dimension; "
+            "multiply by a scalar with *"
+        )
+    check_operands(a.shape, b.shape, trans_a, trans_b)
+    if c is not None:
+        rows, columns = a.shape[-1 if trans_a else -2], b.shape[-2 if trans_b else -1]
+        check_result("c", c.shape, (rows, columns))
+
+
+def _dtypes(
+    a: Given, b: Given, c: Given, alpha: Scalar, beta: Scalar, trans_a: bool, dtype: Any
+) -> tuple[np.dtype[Any], np.dtype[Any], Scalar, Scalar]:
+    """Dtypes of sums and of the result, by default or for the `dtype` asked for; scalars in it."""
+    dtypes, added = [_dtype(a), _dtype(b)], None if c is None else _dtype(c)
+    if dtype is None:
+        out = gemm_dtype(alpha, result_dtype(*dtypes), beta, added)
+        return accumulate_dtype(*dtypes), out, alpha, beta
+    out = requested_dtype.named(dtype)
+    requested_dtype.check(*dtypes, alpha, beta, added, out)
+    if not on_devices(out) and any(map(on_gpu, _arrays(a, b, c))):
+        raise DTypeError(f"dtype={out}: GPUs have no such numbers; ask for float64, or complex128")
+    sums = requested_dtype.sums(*dtypes, a.shape[-2 if trans_a else -1], out)
+    return sums, out, *requested_dtype.scalars(alpha, beta, out)
+
+
+def _as_stored(a: Given, b: Given, step: multiply.Step) -> tuple[Given, Given, multiply.Step]:
+    """Operands without lazy transposes and conjugates, which the step then does; one array once."""
+    (a, flip_a, conj_a), (b, flip_b, conj_b) = _peeled(a), _peeled(b)
+    if flip_a or flip_b or conj_a or conj_b:
+        trans_a, trans_b = step.trans_a != flip_a, step.trans_b != flip_b
+        step = replace(step, trans_a=trans_a, trans_b=trans_b, conj_a=conj_a, conj_b=conj_b)
+    if not (is_dask(a) and is_dask(b)):
+        return a, b, step
+    if a.name != b.name and same_values(a, b, turned=step.trans_a == step.trans_b):
+        b, step = a, replace(step, trans_b=not step.trans_a)
+    a_sums, b_sums = 1 - step.trans_a, int(step.trans_b)
+    return reads_of(a, b, a_sums, b_sums), reads_of(b, a, b_sums, a_sums), step
 
 
 def _cut_as(x: Given, given: Given) -> Given:
@@ -374,6 +387,11 @@ def _cut_as(x: Given, given: Given) -> Given:
     if not is_dask(given) or x.chunks[-2:] == given.chunks[-2:]:
         return x
     return x.rechunk((*x.chunks[:-2], *given.chunks[-2:]))
+
+
+def _arrays(*given: Given) -> list[Array]:
+    """What is there, and not on paper."""
+    return [x for x in given if x is not None and not isinstance(x, MatrixSpec)]
 
 
 def _dtype(x: Given) -> np.dtype[Any]:
