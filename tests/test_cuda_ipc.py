@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import astuple
 from types import ModuleType, SimpleNamespace
 
+import ml_dtypes
+import msgpack
 import numpy as np
 import pytest
 from clusters import in_threads
 from distributed import Client, wait
 from distributed.protocol.serialize import families
+from stand_in import GPUArray, fake_cupy
 
 from multimm.cluster.plugins import cuda_ipc, peer_memory
 from multimm.cluster.plugins.cuda_ipc import CudaIpc
@@ -35,6 +40,10 @@ class Array:
 
 
 Array.__module__ = "cupy.stand_in"
+
+
+class CudaError(RuntimeError):
+    """What CuPy raises."""
 
 
 @pytest.fixture
@@ -98,6 +107,71 @@ def test_a_process_without_a_pool_sends_as_before():
         cuda_ipc.say_where(Array(0), HERE)
 
 
+# ------------------------------------------------------------------- both ends
+
+
+@pytest.fixture
+def in_one_pool(sender, monkeypatch):
+    """Makes an array of a pool that is NumPy's, which this process both sends from and reads."""
+    memory = np.zeros(2**20, "u1")
+    address = memory.__array_interface__["data"][0]
+    own = cuda_ipc._Own(cuda_ipc._own.pool, address, memory.nbytes)
+    monkeypatch.setattr(cuda_ipc, "_own", own)
+    monkeypatch.setattr(cuda_ipc, "_address", lambda pool: {own.pool: address}[pool])
+
+    def array(shape, dtype, pointer, strides):
+        first = np.frombuffer((ctypes.c_char * 64).from_address(pointer), "u1")
+        found = first[: dtype.itemsize].view(dtype)
+        return np.lib.stride_tricks.as_strided(found, shape, strides).view(GPUArray)
+
+    cupy = fake_cupy()
+    cupy.ndarray, cupy.empty_like = array, np.empty_like
+    cupy.cuda.UnownedMemory = lambda address, size, owner, device: address
+    cupy.cuda.MemoryPointer = lambda address, offset: address + offset
+    cupy.cuda.runtime.CUDARuntimeError = CudaError
+    cupy.cuda.driver = SimpleNamespace(CUDADriverError=CudaError)
+    cupy.cuda.Stream = SimpleNamespace(null=None)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    stream = nullcontext()
+    stream.done = True
+    monkeypatch.setattr(cuda_ipc, "_copies", lambda: (stream, None))
+    monkeypatch.setattr(cuda_ipc, "kept", nullcontext)
+    monkeypatch.setattr(cuda_ipc, "follow", lambda *_: None)
+    monkeypatch.setattr(cuda_ipc, "copy", ctypes.memmove)
+
+    def make(values):
+        made = memory[512 : 512 + values.nbytes].view(values.dtype).reshape(values.shape)
+        made[...] = values
+        return made.view(GPUArray)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x,
+        lambda x: x.T,
+        lambda x: x[:, ::2],
+        lambda x: x[::-1, ::-3],
+        lambda x: x[3:5, 2:4],
+        lambda x: x.reshape(2, 3, 2, 6).transpose(3, 0, 2, 1),
+        lambda x: x[3, 5:6].reshape(()),
+        lambda x: x[:0],
+    ],
+)
+@pytest.mark.parametrize("dtype", ["f4", "c16", "?", ml_dtypes.bfloat16])
+def test_a_block_arrives_as_it_was(in_one_pool, view, dtype):
+    values = (np.arange(72) % 2).reshape(6, 12).astype(dtype)
+    block, expected = view(in_one_pool(values)), view(values)
+    header, frames = cuda_ipc.say_where(block, HERE)
+    sent = msgpack.loads(msgpack.dumps(header), use_list=False)
+    found = cuda_ipc.read(sent, frames)
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert not np.shares_memory(found, block) or not found.size
+    np.testing.assert_array_equal(found, expected)
+
+
 # ------------------------------------------------------------------- the receiver
 
 
@@ -131,10 +205,6 @@ def test_blocks_come_so_to_those_that_ask_alone(dask, monkeypatch):
             found = client.submit(double, block, workers=[asks.address]).result()
             np.testing.assert_array_equal(found, [0, 2, 4])
         assert read == [[0, 1, 2]]
-
-
-class CudaError(RuntimeError):
-    """What CuPy raises."""
 
 
 @pytest.fixture
