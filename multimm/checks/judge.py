@@ -31,6 +31,8 @@ FIELDS = (
 OUTLIER = 16
 #: Smallest number of float64, for bounds of 0: a larger one would pass what is wrong below it.
 LEAST = 5e-324
+#: Largest number of float64: finite complex numbers may have absolute values beyond it.
+MOST = float(np.finfo(np.float64).max)
 #: Rows that are recomputed because they differ much (arbitrary: one bug shows in one row as well as
 #: in many); because sums over them say nothing, for they hold values that are not finite; and
 #: because A makes all of them non-finite.
@@ -97,7 +99,7 @@ def _judge_rows(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
     lost = infected & ~broken
     score = residual / np.maximum(sharp, LEAST)
     ratio = np.where(decided, residual / np.maximum(certain, LEAST), 0.0)
-    usual = min(OUTLIER * _median(score[compare & decided]), np.finfo(np.float64).max)
+    usual = min(OUTLIER * _median(score[compare & decided]), MOST)
     apart = compare & decided & ~suspect & (score > usual)
     found = {
         "wrong": wrong.sum(),
@@ -112,7 +114,7 @@ def _judge_rows(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
         "outlier": _largest(np.maximum(usual * sharp + check, element)[compare & decided]),
         "sharp": _largest(np.maximum(sharp + check, element)[compare & decided]),
         "certain": _largest(np.maximum(certain + check, element)[compare & decided]),
-        "largest": _largest(own["peak"]),
+        "largest": min(_largest(own["peak"]), MOST),
         "bad_b": _largest(sizes["bad_b"]),
         "seen": own["good"][compare & decided].sum(),
         "lost": lost.sum(),

@@ -77,7 +77,8 @@ class Verification:
         ``1 - 2**-rounds``, whatever the other elements are. Infinite where some elements could not
         be looked at. 0 for integers, and for floats that hold exact sums of integers; 1 for bool.
     largest : float
-        The largest finite absolute value in C, to read `detects` against; 0 for integers.
+        The largest finite absolute value in C, to read `detects` against; 0 for integers. That of
+        a complex number beyond float64 counts as float64's largest.
     rounds, seed : int
         Random vectors, and the seed they were drawn with.
     suspects : int
