@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -370,15 +369,32 @@ def on_gpus(options: StartOptions) -> dict[str, Any]:
 
 
 def _leave_lost_workers_to_their_nannies(cluster: Any) -> None:
-    """A cluster never stops the nanny of a lost worker.
+    """A cluster never stops the nanny of a lost worker, and forgets one that has ended.
 
-    distributed does, `distributed.deploy.lost-worker-timeout` (15 s) after a loss, where no worker
-    of that name is there at that moment: also one that was started again since, and lost again, or
-    one that waits longer for the memory of its GPU. Nobody would start it again.
+    distributed stops it, `distributed.deploy.lost-worker-timeout` (15 s) after a loss, where no
+    worker of that name is there at that moment: also one that was started again since, and lost
+    again, or one that waits longer for the memory of its GPU. Nobody would start it again. Of a
+    worker that was retired the nanny ends by itself, and `scale` replaces it once it is forgotten.
     """
+    import asyncio
+
+    import dask
+    from dask.utils import parse_timedelta
     from distributed.deploy.cluster import Cluster
 
-    cluster._update_worker_status = partial(Cluster._update_worker_status, cluster)
+    def update(op: str, message: Any) -> None:
+        Cluster._update_worker_status(cluster, op, message)
+        if op == "remove":
+            delay = parse_timedelta(dask.config.get("distributed.deploy.lost-worker-timeout"))
+            asyncio.get_running_loop().call_later(delay, forget)
+
+    def forget() -> None:
+        for name, nanny in [*cluster.workers.items()]:
+            if nanny.status.name in ("closing_gracefully", "closing", "closed", "failed"):
+                cluster._futures.add(asyncio.ensure_future(nanny.close()))
+                del cluster.workers[name]
+
+    cluster._update_worker_status = update
 
 
 @contextmanager
