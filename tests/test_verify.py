@@ -269,6 +269,19 @@ def test_detects_is_true_at_its_edge():
         assert not verify(a, b, wrong, seed=seed)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_detects_is_true_of_few_rows(rows):
+    """One that differs moves the median of its block."""
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(size=(rows, 20)).astype("f4"), rng.normal(size=(20, 4000)).astype("f4")
+    c = (a.astype(float) @ b).astype("f4")
+    detects = verify(a, b, c).detects
+    for column in range(20):
+        wrong = c.copy()
+        wrong[column % rows, column] += np.float32(1.01 * detects)
+        assert not verify(a, b, wrong)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("chunked", [False, True])
 def test_non_finite_inputs_reach_what_they_must_and_nothing_else(typical, value, chunked):
