@@ -129,6 +129,12 @@ def test_workers_that_do_not_start(tmp_path, monkeypatch, source, why):
     assert "script" not in line
 
 
+def test_the_first_cause_of_workers_that_do_not_start_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD", "thread")
+    line = end_of(product(tmp_path, "--workers", 1), 2)
+    assert "did not start (ValueError: cannot find context for 'thread')" in line
+
+
 def test_workers_for_which_too_few_files_may_be_open(tmp_path):
     def few():
         resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))

@@ -450,7 +450,9 @@ def _blas_threads(chosen: Chosen | StartOptions) -> Iterator[None]:
 
 
 def _root(error: BaseException) -> str:
-    """The first cause, in one line: distributed wraps what went wrong several times."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return cause(error)
+    """The first cause, in one line: distributed wraps what went wrong several times.
+
+    It also asserts that a nanny has started as it closes one that has not.
+    """
+    below = error.__context__ if isinstance(error, AssertionError) else error.__cause__
+    return cause(error) if below is None else _root(below)
