@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import itertools
+from threading import get_ident
 
 import dask
 import dask.array as da
 import ml_dtypes
 import numpy as np
 import pytest
+from dask.callbacks import Callback
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -280,6 +282,18 @@ def test_detects_is_true_of_few_rows(rows):
         wrong = c.copy()
         wrong[column % rows, column] += np.float32(1.01 * detects)
         assert not verify(a, b, wrong)
+
+
+def test_arrays_in_memory_are_checked_in_this_thread_and_no_setting_is_changed_for_others():
+    """Two threads that change one, and change it back in turns, leave the change behind."""
+    seen = set()
+    a = np.ones((30, 30))
+    with (
+        dask.config.set(scheduler="threads"),
+        Callback(pretask=lambda *_: seen.add((dask.config.get("scheduler"), get_ident()))),
+    ):
+        assert verify(a, a, a @ a)
+    assert seen == {("threads", get_ident())}
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
