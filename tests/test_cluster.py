@@ -654,3 +654,22 @@ def test_a_cluster_that_is_scaled_replaces_workers_that_were_retired():
         soon(lambda: len(client.cluster.workers) == 1)
         client.cluster.scale(2)
         client.wait_for_workers(2, timeout=60)
+
+
+def test_threads_that_start_clusters_leave_no_setting_behind():
+    before = dask.config.get("temporary-directory"), dask.config.get("distributed.nanny")
+    barrier = threading.Barrier(3)
+
+    def start():
+        barrier.wait()
+        with mc.start(workers=1, memory_limit=GIB):
+            pass
+
+    with forked():
+        threads = [threading.Thread(target=start) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    after = dask.config.get("temporary-directory"), dask.config.get("distributed.nanny")
+    assert after == before

@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -48,6 +49,9 @@ CONNECT_SECONDS = 60.0
 #: Files that this process opens for a cluster, and for each of its workers: 27, 36, 59 and 84 in all
 #: for 1, 2, 4 and 6 CPU workers (distributed 2026.8, Linux). GPU workers take more.
 CLUSTER_FILES, WORKER_FILES = 16, 12
+#: While workers start, settings of Dask and the environment are others, for the whole process: of two
+#: starts at a time each would take the other's for those before.
+_STARTING = threading.Lock()
 BLAS_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 THROUGH_HOST = (
     "GPU blocks travel over TCP, through the host's memory: some GB/s in place of NVLink's "
@@ -155,7 +159,7 @@ def start(
     chosen = choose(gpus, workers, threads)
     main_guard.require()
     _require_files(chosen.workers)
-    with ExitStack() as meanwhile:
+    with _STARTING, ExitStack() as meanwhile:
         meanwhile.enter_context(workers_ahead(chosen))
         _require_folder()
         options = check(chosen, memory_limit, protocol, rmm_pool, security, dashboard_address)
