@@ -46,11 +46,11 @@ logger = logging.getLogger(__name__)
 RMM_POOL_SHARE = 0.8
 #: Seconds to wait for a scheduler in this very process, on a busy machine.
 CONNECT_SECONDS = 60.0
-#: Files that this process opens for a cluster, and for each of its workers: 27, 36, 59 and 84 in all
-#: for 1, 2, 4 and 6 CPU workers (distributed 2026.8, Linux). GPU workers take more.
+#: Files that this process opens for a cluster, and for each of its workers: 27, 36, 59 and 84 in
+#: all for 1, 2, 4 and 6 CPU workers (distributed 2026.8, Linux). GPU workers take more.
 CLUSTER_FILES, WORKER_FILES = 16, 12
-#: While workers start, settings of Dask and the environment are others, for the whole process: of two
-#: starts at a time each would take the other's for those before.
+#: While workers start, settings of Dask are others, for the whole process: of two starts at a time
+#: each would take the other's for those before.
 _STARTING = threading.Lock()
 BLAS_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 THROUGH_HOST = (
@@ -158,11 +158,11 @@ def start(
     """
     chosen = choose(gpus, workers, threads)
     main_guard.require()
-    _require_files(chosen.workers)
     with _STARTING, ExitStack() as meanwhile:
         meanwhile.enter_context(workers_ahead(chosen))
         _require_folder()
         options = check(chosen, memory_limit, protocol, rmm_pool, security, dashboard_address)
+        _require_files(options.workers)
         if security is not None:
             check_certificates(security, "scheduler", "worker", "client")
         if options.gpus:
