@@ -296,6 +296,15 @@ def test_arrays_in_memory_are_checked_in_this_thread_and_no_setting_is_changed_f
     assert seen == {("threads", get_ident())}
 
 
+def test_alpha_and_beta_may_be_integers_of_any_size():
+    a = np.ones((5, 5))
+    c = multimm.gemm(10**30, a, a, 2**70, a)
+    assert verify(a, a, c, alpha=10**30, beta=2**70, c0=a)
+    assert not verify(a, a, c, alpha=10**30, beta=2**90, c0=a)
+    with pytest.raises(OptionError, match="finite"):
+        verify(a, a, c, alpha=10**400)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("chunked", [False, True])
 def test_non_finite_inputs_reach_what_they_must_and_nothing_else(typical, value, chunked):
