@@ -266,8 +266,10 @@ def _require_folder() -> None:
 
 def _require_files(workers: int) -> None:
     """A scheduler that can open no more waits in silence."""
+    import psutil  # type: ignore[import-untyped]
+
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(os.listdir("/proc/self/fd")) + CLUSTER_FILES + WORKER_FILES * workers
+    needed = psutil.Process().num_fds() + CLUSTER_FILES + WORKER_FILES * workers
     if allowed != resource.RLIM_INFINITY and needed > allowed:
         raise ClusterError(
             f"this process may have {allowed} files open, and needs {needed} for workers={workers}:"
