@@ -187,6 +187,8 @@ def _multi_dot(name: str, args: Args, kwargs: Kwargs) -> Product:
         raise LeftToDaskError(f"{name} of other operands than matrices, and vectors at its ends")
     if count >= len(ascii_letters):
         raise LeftToDaskError(f"{name} of {count} operands")
+    if 1 < [x.dtype.kind for x in arrays].count("b") < count:
+        raise LeftToDaskError(f"{name} of bools beside others: a product of two bools is a bool")
     terms = [ascii_letters[n : n + 2] for n in range(count)]
     terms[0], terms[-1] = terms[0][2 - ends[0] :], terms[-1][: ends[1]]
     out = terms[0][: ends[0] - 1] + terms[-1][2 - 1 :]

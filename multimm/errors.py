@@ -20,11 +20,12 @@ from urllib.parse import unquote, urlsplit
 class MultimmError(Exception):
     """Base of every error that multimm raises on purpose.
 
-    Messages name addresses, and are copied into logs and reports: `without_secrets`.
+    Messages name addresses, and are copied into logs and reports: `without_secrets`. What they show
+    of an argument may have several lines; they have one.
     """
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(without_secrets(message))
+        super().__init__(without_secrets(_LINES.sub(" ", message)))
 
 
 class ShapeError(MultimmError, ValueError):
@@ -164,6 +165,8 @@ _SIGNED = re.compile(
     r"""([?&][\w.%-]*(?:sig|token|secret|passw|credential|key|auth)[\w.%-]*=)([^&\s'"#]*[^&\s'"#:)])""",
     re.IGNORECASE,
 )
+#: Where a line ends and another begins.
+_LINES = re.compile(r"\s*\n\s*")
 #: Characters of a secret that is looked for where it is in no address; arbitrary.
 _LONG = 6
 

@@ -282,7 +282,8 @@ def plain_scalar(scalar: Any) -> complex:
     value = as_number(scalar)
     if not isinstance(value, int | float | complex):
         shape = getattr(scalar, "shape", ())
-        given = f"of shape {shape}" if shape else repr(scalar)
+        sized = isinstance(shape, tuple) and shape  # of what is lazy, it may be anything
+        given = f"of shape {shape}" if sized else repr(scalar)
         raise OptionError(
             f"alpha and beta are numbers, got {type(scalar).__name__} {given}: give one that "
             "float() or complex() takes, or a NumPy or CuPy array of 0 dimensions"

@@ -37,6 +37,13 @@ def refused(error, *said):
         assert word in message
 
 
+class Lines:
+    """As an xarray.Dataset, it is shown in several lines."""
+
+    def __repr__(self):
+        return "one\n  two"
+
+
 @pytest.mark.parametrize("scalar", [3, 2.5, np.float64(3), np.array(3), da.from_array(np.array(3))])
 def test_scalars(scalar):
     x = da.ones((3, 3), chunks=2)
@@ -47,6 +54,14 @@ def test_scalars(scalar):
         gemm(x, scalar)
     with refused(ShapeError, "()"):
         multimm.transpose(scalar)
+
+
+@pytest.mark.parametrize("given", [dask.delayed(2.0), np.zeros(3, "datetime64[s]"), Lines(), "2"])
+def test_factors_that_are_no_numbers(given):
+    x = da.ones((3, 3), chunks=2)
+    for factors in ((given, x, x), (1, x, x, given, x)):
+        with refused(OptionError, "alpha and beta are numbers", type(given).__name__):
+            multimm.gemm(*factors)
 
 
 @pytest.mark.parametrize("lazy", [False, True])

@@ -21,7 +21,7 @@ import distributed
 import numpy as np
 import psutil
 import pytest
-from clusters import soon
+from clusters import forked, soon
 from commands import python
 from distributed import Client, LocalCluster, SchedulerPlugin, Security
 from distributed.comm import CommClosedError
@@ -643,3 +643,33 @@ def test_a_worker_comes_back_however_long_that_takes_and_leaves_nothing_in_the_e
         soon(lambda: (now := listed(client)) and lost not in now)
         assert client.submit(lambda: 42).result(timeout=60) == 42
     assert {name: os.environ.get(name) for name in start_module.BLAS_VARIABLES} == before
+
+
+def test_a_cluster_that_is_scaled_replaces_workers_that_were_retired():
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "1s"}),
+        forked(), mc.start(workers=2, memory_limit=GIB) as client,
+    ):  # fmt: skip
+        client.retire_workers([min(listed(client))], close_workers=True)
+        soon(lambda: len(client.cluster.workers) == 1)
+        client.cluster.scale(2)
+        client.wait_for_workers(2, timeout=60)
+
+
+def test_threads_that_start_clusters_leave_no_setting_behind():
+    before = dask.config.get("temporary-directory"), dask.config.get("distributed.nanny")
+    barrier = threading.Barrier(3)
+
+    def start():
+        barrier.wait()
+        with mc.start(workers=1, memory_limit=GIB):
+            pass
+
+    with forked():
+        threads = [threading.Thread(target=start) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    after = dask.config.get("temporary-directory"), dask.config.get("distributed.nanny")
+    assert after == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import warnings
 
 import dask
 import dask.array as da
@@ -171,6 +172,17 @@ def test_a_chain_that_numpy_refuses_is_left_to_it(x):
     with multimm.accelerate() as report, pytest.warns(FutureWarning), pytest.raises(ValueError):  # noqa: PT011
         np.linalg.multi_dot([x])
     assert "vectors at its ends" in report.left[0].note
+
+
+@pytest.mark.parametrize("kinds", ["??f", "i??", "?f?", "f?d", "???"])
+def test_a_chain_of_bools_and_numbers_has_numpys_elements(kinds):
+    arrays = [np.ones((4, 4), dtype) for dtype in kinds]
+    expected = np.linalg.multi_dot(arrays)
+    with multimm.accelerate() as report, warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # NumPy's own
+        found = np.linalg.multi_dot([da.from_array(x, chunks=2) for x in arrays])
+    assert len(report.left) == (1 < kinds.count("?") < 3)
+    np.testing.assert_array_equal(np.asarray(found), expected, strict=True)
 
 
 @pytest.mark.parametrize("name", ["solve", "inv", "cholesky", "lu", "qr", "svd", "lstsq"])

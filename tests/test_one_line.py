@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -126,6 +127,22 @@ def test_workers_that_do_not_start(tmp_path, monkeypatch, source, why):
     assert f"did not start (RuntimeError: {why})" in line or f"did not start ({why})" in line
     assert "with --debug" in line
     assert "script" not in line
+
+
+def test_the_first_cause_of_workers_that_do_not_start_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD", "thread")
+    line = end_of(product(tmp_path, "--workers", 1), 2)
+    assert "did not start (ValueError: cannot find context for 'thread')" in line
+
+
+def test_workers_for_which_too_few_files_may_be_open(tmp_path):
+    def few():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+
+    line = end_of(product(tmp_path, "--workers", 2, preexec_fn=few), 2)
+    assert re.search(r"may have 40 files open, and needs (4[1-9]|5\d) for workers=2: ", line)
+    assert "`ulimit -n 1024`, or ask for fewer workers" in line
+    assert names(tmp_path) == ["a.npy"]
 
 
 def test_workers_that_do_not_start_again(tmp_path, monkeypatch):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 import time
 
 import dask.array as da
 import numpy as np
 import pytest
 from clusters import counting_client, in_threads, soon
+from dask.callbacks import Callback
 from distributed import Client, Event
 
 import multimm
@@ -51,6 +53,26 @@ def test_without_a_cluster(scheduler):
     # Nothing is watched when it is over.
     X.sum().compute(scheduler=scheduler)
     assert len(out.getvalue().splitlines()) == 1
+
+
+def test_what_another_thread_computes_goes_on_as_it_ends():
+    begun, end, before = threading.Event(), threading.Event(), {*Callback.active}
+
+    def wait(block):
+        begun.set()
+        assert end.wait(60)
+        return block
+
+    other = X[:10, :10].map_blocks(wait, dtype=float, meta=X._meta)
+    thread = threading.Thread(target=other.compute, kwargs={"scheduler": "threads"})
+    try:
+        with multimm.progress(out=io.StringIO()):
+            thread.start()
+            assert begun.wait(60)
+    finally:
+        end.set()
+        thread.join()
+    assert Callback.active == before
 
 
 def test_on_a_cluster_what_was_persisted_is_waited_for(client):

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import itertools
+from threading import get_ident
 
 import dask
 import dask.array as da
 import ml_dtypes
 import numpy as np
 import pytest
+from dask.callbacks import Callback
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -267,6 +269,40 @@ def test_detects_is_true_at_its_edge():
         wrong = c.copy()
         wrong[seed, seed] += np.float32(1.01 * detects)
         assert not verify(a, b, wrong, seed=seed)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_detects_is_true_of_few_rows(rows):
+    """One that differs moves the median of its block."""
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(size=(rows, 20)).astype("f4"), rng.normal(size=(20, 4000)).astype("f4")
+    c = (a.astype(float) @ b).astype("f4")
+    detects = verify(a, b, c).detects
+    for column in range(20):
+        wrong = c.copy()
+        wrong[column % rows, column] += np.float32(1.01 * detects)
+        assert not verify(a, b, wrong)
+
+
+def test_arrays_in_memory_are_checked_in_this_thread_and_no_setting_is_changed_for_others():
+    """Two threads that change one, and change it back in turns, leave the change behind."""
+    seen = set()
+    a = np.ones((30, 30))
+    with (
+        dask.config.set(scheduler="threads"),
+        Callback(pretask=lambda *_: seen.add((dask.config.get("scheduler"), get_ident()))),
+    ):
+        assert verify(a, a, a @ a)
+    assert seen == {("threads", get_ident())}
+
+
+def test_alpha_and_beta_may_be_integers_of_any_size():
+    a = np.ones((5, 5))
+    c = multimm.gemm(10**30, a, a, 2**70, a)
+    assert verify(a, a, c, alpha=10**30, beta=2**70, c0=a)
+    assert not verify(a, a, c, alpha=10**30, beta=2**90, c0=a)
+    with pytest.raises(OptionError, match="finite"):
+        verify(a, a, c, alpha=10**400)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -195,6 +195,18 @@ def test_finite_elements_beside_them_are_still_held_to_their_bounds(dtype):
 # Integers that wrap around ---------------------------------------------------------------
 
 
+def test_complex_elements_whose_absolute_values_overflow(held):
+    """Their parts are finite: all is checked, and no infinity is said to be in C."""
+    a, b = np.eye(30) * (1.5e308 + 1.5e308j), np.eye(30, dtype="c16")
+    result = verify(held(a), held(b), held(a))
+    assert result
+    assert result.unchecked == 0
+    assert "(largest element 1.8e+308)" in str(result)
+    c = a.copy()
+    c[7, 7] *= 1 - 1e-9
+    assert "c[7, 7] is wrong" in str(verify(held(a), held(b), held(c)))
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"])
 def test_integers_that_wrapped_around_are_said_to_have(held, dtype):
     info = np.iinfo(dtype)

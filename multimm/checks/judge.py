@@ -31,6 +31,8 @@ FIELDS = (
 OUTLIER = 16
 #: Smallest number of float64, for bounds of 0: a larger one would pass what is wrong below it.
 LEAST = 5e-324
+#: Largest number of float64: finite complex numbers may have absolute values beyond it.
+MOST = float(np.finfo(np.float64).max)
 #: Rows that are recomputed because they differ much (arbitrary: one bug shows in one row as well as
 #: in many); because sums over them say nothing, for they hold values that are not finite; and
 #: because A makes all of them non-finite.
@@ -97,8 +99,10 @@ def _judge_rows(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
     lost = infected & ~broken
     score = residual / np.maximum(sharp, LEAST)
     ratio = np.where(decided, residual / np.maximum(certain, LEAST), 0.0)
-    usual = min(OUTLIER * _median(score[compare & decided]), np.finfo(np.float64).max)
+    usual = min(OUTLIER * _median(score[compare & decided]), MOST)
     apart = compare & decided & ~suspect & (score > usual)
+    # A wrong row moves the median, too: alone, or with one other, it never stands apart.
+    shown = min(OUTLIER * _median(_one_more_wrong(score[compare & decided])), 1.0)
     found = {
         "wrong": wrong.sum(),
         "worst": math.inf if broken.any() else _largest(ratio[wrong]),
@@ -109,10 +113,10 @@ def _judge_rows(c: Any, product: Any, c0: Any, rule: Rule) -> Any:
         "kept": _largest(ratio[suspect & decided]),
         # One element off by d moves the difference by d, less what the check rounds.
         # Rows that the sketch cannot decide say themselves, once they are recomputed.
-        "outlier": _largest(np.maximum(usual * sharp + check, element)[compare & decided]),
+        "outlier": _largest(np.maximum(shown * sharp + check, element)[compare & decided]),
         "sharp": _largest(np.maximum(sharp + check, element)[compare & decided]),
         "certain": _largest(np.maximum(certain + check, element)[compare & decided]),
-        "largest": _largest(own["peak"]),
+        "largest": min(_largest(own["peak"]), MOST),
         "bad_b": _largest(sizes["bad_b"]),
         "seen": own["good"][compare & decided].sum(),
         "lost": lost.sum(),
@@ -133,7 +137,7 @@ def _shuffled(count: int) -> Any:
 
 
 def _bounds(own: Any, added: Any, sizes: Any, rule: Rule) -> tuple[Any, ...]:
-    """Per row: sharp bound, certain bound, largest e, own rounding."""
+    """Per row: sharp bound, certain bound, largest bound of an element, own rounding."""
     alpha, beta, k = abs(rule.alpha), abs(rule.beta), rule.k + 8
     # What the three float64 products of the check round, worst case.
     check = alpha * (k + rule.n) * sizes["total"]
@@ -142,7 +146,9 @@ def _bounds(own: Any, added: Any, sizes: Any, rule: Rule) -> tuple[Any, ...]:
     c0_norm, c_norm = (np.sqrt(x["total"]) * np.sqrt(x["peak"]) for x in (added, own))
     sharp = SHARP * rule.allowed(math.sqrt(k), sizes["norm"], c0_norm, c_norm, rule.n) + check
     certain = rule.sigmas * rule.allowed(k, sizes["norm"], c0_norm, c_norm, rule.n) + check
-    element = rule.allowed(k, sizes["peak"], added["peak"], own["peak"]) + check
+    # And what they round where a row is recomputed: see `_compare_scaled`.
+    again = k * U64 * rule.factor * (alpha * sizes["peak"] + beta * added["peak"])
+    element = rule.allowed(k, sizes["peak"], added["peak"], own["peak"]) + again
     exact = rule.exact(sizes["total"], own["peak"]) & (own["total"] <= 1 / U64)
     return tuple(np.where(exact, 0.0, bound) for bound in (sharp, certain, element, check))
 
@@ -157,6 +163,11 @@ def _largest(values: Any) -> float:
 
 def _median(values: Any) -> float:
     return float(np.median(values)) if values.size else 0.0
+
+
+def _one_more_wrong(scores: Any) -> Any:
+    """Scores with the largest median that they can have if one of them changes."""
+    return np.append(np.sort(scores)[1:], math.inf) if scores.size else scores
 
 
 def _pack(found: dict[str, Any], kind: Any, score: Any) -> Any:

@@ -45,6 +45,7 @@ class Job:
     rule: Rule
     rows: Rule  #: of rows that are wrong by `rule`; another one where A B may have wrapped around
     hosted: bool = False  #: in the host memory of workers with GPUs, which look at them
+    scheduler: str | None = None  #: of Dask, where its current one does not compute the check
     hint: str = ""  #: why a right product may be called wrong, and what to do
 
 
@@ -89,7 +90,9 @@ def prepare(
     rows = rule if dtype is not None else row_rule(rule, kept, c.dtype, scale)
     hosted = lazy and _hosted(c, *given)
     hint = _hint(given, c.dtype, whole)
-    return Job(a, b, c[axes], None if c0 is None else c0[axes], rule, rows, hosted, hint)
+    scheduler = None if lazy else "synchronous"
+    c, c0 = c[axes], None if c0 is None else c0[axes]
+    return Job(a, b, c, c0, rule, rows, hosted, scheduler, hint)
 
 
 def _whole(a: DType, b: DType, c0: DType | None, scale: tuple[complex, complex]) -> DType | None:

@@ -14,6 +14,7 @@ no arrays.
 
 from __future__ import annotations
 
+import cmath
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -203,7 +204,11 @@ def _format(dtype: np.dtype[Any]) -> tuple[float, float, float]:
 
 def scalar(value: complex, name: str, kind: str) -> Any:
     """A Python number as one of the type that C's kind is multiplied by."""
-    if not np.isfinite(value):
+    try:
+        finite = cmath.isfinite(value)
+    except OverflowError:  # an integer beyond float64
+        finite = kind in ("bool", "int")
+    if not finite:
         raise OptionError(f"{name}={value!r}: the check needs a finite number")
     if kind != "complex" and np.imag(value) != 0:
         raise OptionError(f"{name}={value!r} with a real c: give a real number")

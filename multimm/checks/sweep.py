@@ -63,7 +63,7 @@ def sweep(job: Job, seed: int, hidden: Any = None) -> Swept:
         parts.append(_contract(product_rows, job, job.a, sketch, width, add))
     if rule.beta:
         parts.append(_contract(sketch_rows, job, job.c0, vectors, width, add_stats))
-    verdicts = compute(_side_by_side(judge, parts, WIDTH, rule))[0]
+    (verdicts,) = compute(_side_by_side(judge, parts, WIDTH, rule), scheduler=job.scheduler)
     columns = verdicts.reshape(-1, WIDTH).T
     counted = ("wrong", "suspects", "open", "apart", "seen", "lost", "wrapped")
     found = {
@@ -81,7 +81,7 @@ def hidden_columns(job: Job) -> Any:
     """Where a column of B holds a non-finite value: bool, shape (batch ..., n)."""
     chunks = (*job.b.chunks[:-2], (1,) * job.b.numblocks[-2], job.b.chunks[-1])
     found = job.b.map_blocks(hidden, chunks=chunks, dtype=bool, meta=job.b._meta.astype(bool))
-    return to_numpy(compute(found.any(axis=-2))[0])
+    return to_numpy(compute(found.any(axis=-2), scheduler=job.scheduler)[0])
 
 
 class Found(NamedTuple):
@@ -98,7 +98,8 @@ def recompute(job: Job, places: Sequence[Row], columns: bool = False) -> Found:
     groups: dict[tuple[int, ...], list[int]] = {}
     for place in places:
         groups.setdefault(place[:-1], []).append(place[-1])
-    tables = compute(*(_compare_rows(job, batch, rows) for batch, rows in groups.items()))
+    rows_of = (_compare_rows(job, batch, rows) for batch, rows in groups.items())
+    tables = compute(*rows_of, scheduler=job.scheduler)
     worst, reason, widest, seen = 0.0, "", 0.0, 0.0
     for (batch, rows), table in zip(groups.items(), tables, strict=True):
         block = int(np.argmax(table[:, 0]))

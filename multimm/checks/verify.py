@@ -36,7 +36,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import dask
 import numpy as np
 
 from multimm.checks.judge import OPEN_ROWS
@@ -77,7 +76,8 @@ class Verification:
         ``1 - 2**-rounds``, whatever the other elements are. Infinite where some elements could not
         be looked at. 0 for integers, and for floats that hold exact sums of integers; 1 for bool.
     largest : float
-        The largest finite absolute value in C, to read `detects` against; 0 for integers.
+        The largest finite absolute value in C, to read `detects` against; 0 for integers. That of
+        a complex number beyond float64 counts as float64's largest.
     rounds, seed : int
         Random vectors, and the seed they were drawn with.
     suspects : int
@@ -260,14 +260,12 @@ def verify(
                 "of matrices alone have these"
             )
         a, b, c = _matrices(a, b, c, more, axes)
-    lazy = any(map(is_lazy, (a, b, c, c0)))
-    if lazy:
+    if any(map(is_lazy, (a, b, c, c0))):
         check_waits("verify", "multimm.verify, a, b, c")
     job = prepare(a, b, c, c0, (trans_a, trans_b), (alpha, beta), rounds, precision, dtype)
     if job.c.size == 0:
         return Verification(True, 0.0, 0.0, 0.0, rounds, seed, 0, 0, 0, "C has no elements")
-    quiet = np.errstate(all="ignore")  # overflow and underflow are looked at, whatever NumPy does
-    with quiet, dask.config.set({} if lazy else {"scheduler": "synchronous"}):
+    with np.errstate(all="ignore"):  # overflow is looked at, whatever NumPy does
         found = _verify_bool(job, seed) if job.rule.kind == "bool" else _verify_sketch(job, seed)
     hint = job.hint and not found.ok
     return replace(found, reason=f"{found.reason}; {job.hint}") if hint else found

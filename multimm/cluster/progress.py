@@ -197,6 +197,16 @@ class _LocalTasks(Callback):
         self._begun: dict[Any, float] = {}
         self._lock = threading.Lock()
 
+    def register(self) -> None:
+        """Watch what is computed from now on."""
+        # While another thread computes, Dask has another set in place of this one.
+        self._registered = Callback.active
+        self._registered.add(self._callback)
+
+    def unregister(self) -> None:
+        """Watch no more."""
+        self._registered.discard(self._callback)
+
     def _start_state(self, dsk: Mapping[Any, Any], state: Mapping[str, Any]) -> None:
         with self._lock:
             for key in (*state["waiting"], *state["ready"]):
