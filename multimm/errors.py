@@ -63,7 +63,10 @@ class FileFormatError(MultimmError, ValueError):
 
 
 class KernelError(MultimmError, RuntimeError):
-    """A CUDA kernel that cannot be built or launched as asked."""
+    """A CUDA kernel that cannot be built or launched as asked; what a compiler says has lines."""
+
+    def __init__(self, message: str = "") -> None:
+        RuntimeError.__init__(self, without_secrets(message))
 
 
 class IntegerOverflowWarning(RuntimeWarning):
