@@ -14,6 +14,7 @@ from clusters import in_threads
 from distributed import Client, KilledWorker, Scheduler, get_worker
 
 import multimm
+from multimm.cluster.inspect.cluster_spec import listed
 from multimm.errors import ArrayTypeError, FileFormatError, ShapeError
 from multimm.failures import told
 from multimm.graph.tasks import multiply
@@ -75,7 +76,7 @@ def failure(lazy, kind):
 
 
 def on_a_worker(client, line):
-    return any(f" failed on {address}: " in line for address in client.scheduler_info()["workers"])
+    return any(f" failed on {address}: " in line for address in listed(client))  # asked anew
 
 
 @pytest.mark.parametrize(
