@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import importlib
-import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import astuple
@@ -18,9 +17,10 @@ import pytest
 from clusters import in_threads
 from distributed import Client, wait
 from distributed.protocol.serialize import families
+from gpu_pools import pool_of, waiting
 from stand_in import GPUArray, fake_cupy
 
-from multimm.cluster.plugins import cuda_ipc, peer_memory
+from multimm.cluster.plugins import cuda_ipc
 from multimm.cluster.plugins.cuda_ipc import CudaIpc
 from multimm.cluster.plugins.peer_memory import Pool
 
@@ -48,13 +48,8 @@ class CudaError(RuntimeError):
 
 @pytest.fixture
 def process():
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+    with waiting() as child:
         yield child
-        child.kill()
-
-
-def pool_of(process):
-    return Pool(peer_memory._boot(), process.pid, peer_memory._started(process.pid), b"h" * 64)
 
 
 @pytest.fixture

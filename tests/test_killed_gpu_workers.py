@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import threading
 import time
@@ -14,10 +13,11 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from clusters import soon
 from distributed import Client
+from gpu_pools import pool_of, waiting
 
 from multimm.cluster.inspect.devices import Gpu
 from multimm.cluster.plugins import peer_memory, pool_memory
-from multimm.cluster.plugins.peer_memory import PeerMemory, Pool
+from multimm.cluster.plugins.peer_memory import PeerMemory
 
 GB = 10**9
 
@@ -55,14 +55,8 @@ def runtime(monkeypatch):
 
 @pytest.fixture
 def process():
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+    with waiting() as child:
         yield child
-        child.kill()
-
-
-def pool_of(process):
-    boot, started = peer_memory._boot(), peer_memory._started(process.pid)
-    return Pool(boot, process.pid, started, b"handle")
 
 
 def watching():
@@ -70,8 +64,8 @@ def watching():
 
 
 def test_a_pool_is_let_go_once_its_process_has_ended(runtime, process):
-    peer_memory.when_ended(pool_of(process), peer_memory.unmap)
-    peer_memory.when_ended(pool_of(process), peer_memory.unmap)  # whoever else says so
+    peer_memory.when_ended(pool_of(process), peer_memory.unmap_all)
+    peer_memory.when_ended(pool_of(process), peer_memory.unmap_all)  # whoever else says so
     time.sleep(0.1)
     assert runtime.opened == 2
     process.kill()
@@ -81,7 +75,7 @@ def test_a_pool_is_let_go_once_its_process_has_ended(runtime, process):
 
 def test_a_pool_that_nobody_maps_here_is_left_alone(runtime, process):
     runtime.opened = 0
-    peer_memory.when_ended(pool_of(process), peer_memory.unmap)
+    peer_memory.when_ended(pool_of(process), peer_memory.unmap_all)
     process.kill()
     soon(lambda: not watching())
     assert runtime.opened == 0
@@ -89,7 +83,7 @@ def test_a_pool_that_nobody_maps_here_is_left_alone(runtime, process):
 
 @pytest.mark.parametrize("other", [{"boot": "another host"}, {"started": "1"}, {"pid": 2**22 + 1}])
 def test_a_pool_of_no_process_here_is_not_waited_for(runtime, process, other):
-    peer_memory.when_ended(replace(pool_of(process), **other), peer_memory.unmap)
+    peer_memory.when_ended(replace(pool_of(process), **other), peer_memory.unmap_all)
     assert not watching()
     assert runtime.opened == 2
 
@@ -134,7 +128,7 @@ def test_a_client_lets_go_of_pools_of_earlier_and_later_workers(runtime, process
         process.kill()
         soon(lambda: runtime.opened == 0)
         soon(lambda: not watching())
-        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as later:
+        with waiting() as later:
             runtime.opened = 1
             monkeypatch.setattr(peer_memory, "_pool_of", lambda dask_worker: pool_of(later))
             client.cluster.scale(2)

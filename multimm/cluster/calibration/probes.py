@@ -158,11 +158,10 @@ async def fetch_seconds(
     dask_worker: Worker, *, peers: Mapping[str, str], nbytes: int, seconds: float, gpu: bool
 ) -> float:
     """Runs on a worker: median seconds for a block from its peer, through Dask's transport."""
-    peer = peers[dask_worker.address]
     from multimm.cluster.plugins.cuda_ipc import families
 
+    peer, how = peers[dask_worker.address], families(dask_worker)
     function, arguments = pickle.dumps(_kept_block), pickle.dumps({"nbytes": nbytes, "gpu": gpu})
-    how = families(dask_worker)
     times: list[float] = []
     end = 0.0
     # The first one makes the block, and the connection.

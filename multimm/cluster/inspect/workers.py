@@ -20,10 +20,8 @@ logger = logging.getLogger(__name__)
 #: Seconds to wait for workers that were not asked before; they answer from their event
 #: loop, in milliseconds, also while they compute.
 ANSWER_SECONDS = 5.0
-
-
-#: Name of the plugin of workers that read GPU blocks where they lie.
-CUDA_IPC = "multimm-cuda-ipc"
+#: Name of the plugin of workers that read GPU blocks where they lie, where no UCXX takes them.
+IPC_PLUGIN = "multimm-cuda-ipc"
 
 
 class Answer(NamedTuple):
@@ -33,7 +31,7 @@ class Answer(NamedTuple):
     cores: int  #: cores that its block products keep busy
     host_memory: int  #: all memory of its host, bytes
     cpu: str = ""  #: the name of its host's processor
-    direct: bool = False  #: GPU blocks of its host come to it without passing through host memory
+    direct: bool = False  #: it reads GPU blocks of its host where they lie (CUDA IPC)
 
 
 def run_on(
@@ -76,11 +74,5 @@ def answer(dask_worker: Worker) -> Answer:
     cores = min(CPU_COUNT, dask_worker.state.nthreads * blas_threads)
     spills = type(dask_worker.data).__module__.partition(".")[0] == "dask_cuda"
     gpu = current_gpu(spills=spills) if by_dask_cuda(dask_worker) else None
-    direct = gpu is not None and _reads_directly(dask_worker)
+    direct = getattr(dask_worker.plugins.get(IPC_PLUGIN), "direct", False)
     return Answer(gpu, cores, memory_limit(), cpu_name(), direct)
-
-
-def _reads_directly(dask_worker: Worker) -> bool:
-    if dask_worker.address.startswith("ucx"):
-        return True
-    return getattr(dask_worker.plugins.get(CUDA_IPC), "direct", False)

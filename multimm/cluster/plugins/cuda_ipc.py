@@ -20,6 +20,7 @@ for: the function that asks is wrapped.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import functools
 import importlib
@@ -36,9 +37,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from distributed import Worker, WorkerPlugin
 from distributed.comm.addressing import get_address_host
 from distributed.core import ConnectionPool
+from distributed.protocol.cuda import cuda_dumps, cuda_loads
 from distributed.protocol.serialize import register_serialization_family
 
-from multimm.cluster.inspect.workers import CUDA_IPC
+from multimm.cluster.inspect.workers import IPC_PLUGIN
 from multimm.cluster.plugins.peer_memory import Pool, is_here, own_pool, when_ended
 from multimm.cluster.plugins.transport import raise_limits, wait_for_stream_0
 from multimm.gpu.arrays import by_dask_cuda, is_cupy
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: Name of the plugin, and of Dask's family of serializers.
-NAME = CUDA_IPC
+NAME = IPC_PLUGIN
 #: What is asked for: the first family that can send a block.
 FAMILIES = (NAME, "dask", "pickle", "error")
 
@@ -116,8 +118,6 @@ class CudaIpc(WorkerPlugin):
         answer: Any = await worker.rpc(peer).run(function=pickle.dumps(_pool_of))
         pool = answer["result"] if answer["status"] == "OK" else None
         if pool is not None and is_here(pool):
-            import asyncio
-
             try:
                 await asyncio.to_thread(_map, pool)
             except Exception as error:
@@ -208,7 +208,7 @@ def say_where(x: Any, context: Mapping[str, Any] | None = None) -> tuple[dict[st
     """Serialize a block of this process's pool for a process of this host."""
     if _own is None or not (is_cupy(x) or isinstance(x, PackedBlock)) or not _same_host(context):
         raise NotImplementedError
-    packed, arrays = (None, [x]) if is_cupy(x) else _taken_apart(x)
+    packed, arrays = (None, [x]) if is_cupy(x) else cuda_dumps(x)
     places = [_place(array, _own) for array in arrays]
     wait_for_stream_0()
     return {"pool": astuple(_own.pool), "size": _own.size, "places": places, "packed": packed}, []
@@ -219,13 +219,6 @@ def _same_host(context: Mapping[str, Any] | None) -> bool:
         return False
     ends = {get_address_host(context[end]["address"]) for end in ("sender", "recipient")}
     return len(ends) == 1
-
-
-def _taken_apart(block: PackedBlock) -> tuple[dict[str, Any], list[Any]]:
-    from distributed.protocol.cuda import cuda_dumps
-
-    header, arrays = cuda_dumps(block)
-    return header, arrays
 
 
 def _place(x: Any, own: _Own) -> tuple[int, Sequence[int], Sequence[int], bytes]:
@@ -264,11 +257,7 @@ def read(header: Mapping[str, Any], frames: Sequence[Any]) -> Any:
         raise OSError(f"the memory of process {pool.pid} was not read: {error}") from error
     except MemoryError as error:
         raise OSError(f"no memory for a block of process {pool.pid}: {error}") from error
-    if header["packed"] is None:
-        return ours[0]
-    from distributed.protocol.cuda import cuda_loads
-
-    return cuda_loads(header["packed"], ours)
+    return ours[0] if header["packed"] is None else cuda_loads(header["packed"], ours)
 
 
 def _at(address: int, size: int, offset: int, shape: Any, strides: Any, dtype: bytes) -> Any:

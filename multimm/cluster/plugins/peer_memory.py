@@ -76,19 +76,19 @@ class PeerMemory(WorkerPlugin):
         """Ask a peer for its pool, and let go of it when the peer has ended."""
         answer: Any = await worker.rpc(peer).run(function=pickle.dumps(_pool_of))
         if answer["status"] == "OK" and answer["result"] is not None:
-            when_ended(answer["result"], unmap)
+            when_ended(answer["result"], unmap_all)
 
 
 def let_go_in(client: Client) -> None:
     """Have the client's process let go of pools whose workers have ended, also of later workers."""
 
     def announced(event: tuple[float, dict[str, dict[str, Any]]]) -> None:
-        when_ended(Pool(**event[1]["pool"]), unmap)
+        when_ended(Pool(**event[1]["pool"]), unmap_all)
 
     client.subscribe_topic(TOPIC, announced)
     for pool in client.run(_pool_of).values():  # of those that are there
         if pool is not None:
-            when_ended(pool, unmap)
+            when_ended(pool, unmap_all)
 
 
 def _pool_of(dask_worker: Worker) -> Pool | None:
@@ -143,7 +143,7 @@ def _wait_and_unmap(pool: Pool, process: int, unmap: Callable[[Pool], None]) -> 
     _watched.discard(pool)
 
 
-def unmap(pool: Pool) -> None:
+def unmap_all(pool: Pool) -> None:
     """Close all mappings of a pool in this process, whoever has opened them."""
     import cupy
 
