@@ -139,7 +139,7 @@ def test_close_takes_workers_and_threads_down_and_leaves_the_environment_alone(m
         ({"workers": 1, "memory_limit": [1]}, r"memory_limit=\[1\]"),
         ({"workers": 1, "dashboard_address": 8787}, "dashboard_address=8787: give text"),
         ({"gpus": 1, "workers": 1}, "not both"),
-        ({"gpus": 0, "protocol": "mpi"}, "allowed are ucxx and tcp"),
+        ({"gpus": 0, "protocol": "mpi"}, "allowed are tcp and ucxx"),
         ({"gpus": 0, "protocol": "ucxx"}, "for GPU workers"),
         ({"gpus": 0, "memory_limit": "many"}, "memory_limit='many'"),
         ({"gpus": 0, "memory_limit": 0}, "memory_limit=0"),
@@ -219,7 +219,10 @@ def test_gpus_without_gpu_packages_say_what_to_install(two_gpus):
         mc.start()
 
 
-def test_gpu_workers_come_from_dask_cuda_with_a_shared_pool(two_gpus, monkeypatch, caplog):
+@pytest.mark.parametrize(("protocol", "found"), [(None, "tcp"), ("ucxx", "ucxx")])
+def test_gpu_workers_come_from_dask_cuda_with_a_shared_pool(
+    two_gpus, monkeypatch, caplog, protocol, found
+):
     asked = {}
 
     def cluster(**kwargs):
@@ -231,13 +234,13 @@ def test_gpu_workers_come_from_dask_cuda_with_a_shared_pool(two_gpus, monkeypatc
     monkeypatch.setitem(sys.modules, "dask_cuda", fake)
     monkeypatch.setattr(start_module, "find_spec", lambda name: True)
     with pytest.raises(ClusterError, match=r"OSError: out of memory.*multimm doctor"):
-        mc.start(gpus=1, rmm_pool="1GB", memory_limit=GIB)
+        mc.start(gpus=1, rmm_pool="1GB", memory_limit=GIB, protocol=protocol)
     assert asked["CUDA_VISIBLE_DEVICES"] == ["0"]
-    assert asked["protocol"] == "ucxx"
+    assert asked["protocol"] == found
     assert asked["rmm_pool_size"] == "1GB"
     assert asked["rmm_allocator_external_lib_list"] == "cupy"
     assert asked["memory_limit"] == GIB
-    assert "all network interfaces, unencrypted" in caplog.text
+    assert ("all network interfaces, unencrypted" in caplog.text) == (found == "ucxx")
 
 
 class Compiling:

@@ -52,10 +52,9 @@ def problems(facts):
     return [finding for finding in findings(facts) if finding.level == "problem"]
 
 
-def test_a_complete_gpu_host_is_usable_and_told_of_open_listeners():
-    found = findings(GOOD)
-    assert usable(found)
-    assert ["all network interfaces, unencrypted" in finding.text for finding in found] == [True]
+@pytest.mark.parametrize("changes", [{}, {"ucxx": (), "distributed_ucxx": ()}])
+def test_a_complete_gpu_host_is_usable_also_without_ucxx(changes):
+    assert findings(with_packages(**changes)) == []
 
 
 @pytest.mark.parametrize(

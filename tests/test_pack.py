@@ -301,6 +301,17 @@ def test_a_worker_that_packs_nothing_knows_packed_blocks_from_their_type():
     )
 
 
+def test_a_client_that_packed_before_it_had_a_cluster_can_receive_packed_blocks():
+    assert_registers(
+        "import multimm.gpu.emulated.pack as p, multimm, sys; "
+        "assert 'distributed' not in sys.modules; "
+        "from distributed import Client; client = Client(processes=False, dashboard_address=None);"
+        "multimm.cluster.connect(client); "
+        "from distributed.protocol.cuda import cuda_deserialize; "
+        "cuda_deserialize.dispatch(p.PackedBlock); client.close(); print('registered')"
+    )
+
+
 def assert_registers(code):
     run = python("-c", code)
     assert run.stdout == "registered\n", run.stderr

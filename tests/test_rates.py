@@ -25,7 +25,7 @@ DAY, LATER = "2026-11-21", "2026-12-24"
 FAST_H200 = DeviceRates(
     H200.name, H200.gflops, 60_000.0, 3000.0, (("float32", 170_000.0),), DAY, "580.1"
 )
-FAST_NVLINK = LinkRates("ucxx", H200.name, False, 100.0, 2e-4, DAY)
+FAST_NVLINK = LinkRates("cuda-ipc", H200.name, False, 100.0, 2e-4, DAY)
 BETWEEN = LinkRates("ucxx", H200.name, True, 20.0, 3e-4, LATER)
 ALL = Rates((FAST_H200,), (FAST_NVLINK, BETWEEN))
 

@@ -17,10 +17,7 @@ from hypothesis import strategies as st
 
 import multimm
 from multimm.cli import main
-from multimm.cli.options import Workers
-from multimm.cluster import options as start_options
 from multimm.cluster.inspect.cluster_spec import spec_of
-from multimm.cluster.inspect.devices import Gpu
 from multimm.cluster.inspect.workers import Answer
 from multimm.errors import ClusterError, printable
 from multimm.planning.spec import DeviceSpec, MatrixSpec
@@ -149,22 +146,3 @@ def test_devices_of_other_hosts_are_named_harmlessly():
         plan = multimm.plan(side, side, cluster=spec)
         assert SHOWN in str(plan)
         assert_harmless(str(plan))
-
-
-@pytest.mark.parametrize(("gpus", "protocol"), [(1, "tcp"), (2, None)])
-def test_a_command_has_a_lone_gpu_send_nothing_by_ucxx(monkeypatch, gpus, protocol):
-    class AskedError(Exception):
-        """In place of a start."""
-
-    def start(**own):
-        raise AskedError(own.get("protocol"))
-
-    found = tuple(Gpu(str(i), "?", 2**36, 90) for i in range(gpus))
-    monkeypatch.setattr(start_options, "visible_gpus", lambda: found)
-    monkeypatch.setattr(multimm.cluster, "start", start)
-    with pytest.raises(AskedError, match=str(protocol)):
-        Workers().open()
-    with pytest.raises(AskedError, match="ucxx"):
-        Workers(protocol="ucxx").open()
-    with pytest.raises(AskedError, match="None"):
-        Workers(workers=1).open()

@@ -79,7 +79,7 @@ ON_PAPER = (*kind("1"), *SIZE)
 CLUSTER = (
     *KIND,
     *SIZE,
-    click.option("--protocol", help='"ucxx" (GPU) or "tcp" between workers.'),
+    click.option("--protocol", help='"tcp", or "ucxx" (GPU), between workers.'),
     click.option("--scheduler", metavar="ADDRESS", help="Use a running cluster: tcp://host:8786."),
 )
 
@@ -151,7 +151,6 @@ class Workers:
             Nothing answers at the address, or the workers do not start.
         """
         from multimm import cluster
-        from multimm.cluster.options import choose
 
         own: dict[str, Any] = {
             name: getattr(self, name)
@@ -159,8 +158,6 @@ class Workers:
             if getattr(self, name) is not None
         }
         if self.scheduler is None:
-            if self.protocol is None and len(choose(self.gpus, self.workers).gpus) == 1:
-                own["protocol"] = "tcp"  # it has nobody to send blocks to, and UCXX never sleeps
             with interrupts_held_back():
                 return cluster.start(**own)
         if own:

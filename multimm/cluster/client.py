@@ -71,8 +71,10 @@ def set_up_cluster(client: Client, *more: Any, overlap: bool = False) -> None:
     from multimm.cluster.plugins.transfer_counter import TransferCounter
     from multimm.cluster.plugins.ucxx_overlap import Overlap
     from multimm.cluster.plugins.warmup import WarmUp, wait_until_warm
+    from multimm.gpu.emulated.packed import register_with_dask
     from multimm.graph.scheduler.install import install, refusal
 
+    register_with_dask()  # this process may have loaded packed blocks before distributed
     if not overlap:
         return install(client, TransferCounter(), *more)
     install(client, TransferCounter(), Overlap(), CudaIpc(), PeerMemory(), WarmUp(), *more)

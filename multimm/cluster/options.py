@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from distributed import Security
 
 LOOPBACK = "127.0.0.1"
-PROTOCOLS = ("ucxx", "tcp")
+PROTOCOLS = ("tcp", "ucxx")
 #: CPU workers without an explicit number; arbitrary: enough to use several memory channels,
 #: few enough that BLAS keeps several threads for each block product.
 MAX_CPU_WORKERS = 4
@@ -118,7 +118,7 @@ def _protocol(protocol: str | None, security: Security | None, *, gpu: bool) -> 
         return "tls"
     if protocol == "ucxx" and not gpu:
         raise OptionError('protocol="ucxx" is for GPU workers; use protocol="tcp" for CPU workers')
-    return protocol or ("ucxx" if gpu else "tcp")
+    return protocol or "tcp"
 
 
 def _memory_limit(limit: int | str | None, workers: int, gpus: tuple[Gpu, ...]) -> int:

@@ -10,14 +10,12 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from multimm.cluster import imports_ahead, main_guard
 from multimm.cluster.inspect.devices import driver_cuda, free_bytes, install_command
-from multimm.cluster.inspect.host_report import OPEN_LISTENERS
 from multimm.cluster.options import (
     LOOPBACK,
     Chosen,
@@ -54,6 +52,11 @@ CLUSTER_FILES, WORKER_FILES = 16, 12
 _STARTING = threading.Lock()
 BLAS_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
+#: Said of workers connected through UCXX.
+OPEN_LISTENERS = (
+    "UCXX listens on all network interfaces, unencrypted: anyone who reaches this host can run "
+    'code in the workers. Use protocol="tcp" (loopback only), or TLS, where that matters.'
+)
 #: Said where `start` waits for that.
 COMPILING = (
     "workers have started, kernels for compute capability %s are still being compiled: once on a "
@@ -67,7 +70,7 @@ def start(
     workers: int | None = None,
     threads: int = 1,
     memory_limit: int | str | None = None,
-    protocol: Literal["ucxx", "tcp"] | None = None,
+    protocol: Literal["tcp", "ucxx"] | None = None,
     rmm_pool: float | int | str | None = RMM_POOL_SHARE,
     security: Security | None = None,
     dashboard_address: str | None = ":8787",
@@ -75,9 +78,9 @@ def start(
 ) -> Client:
     """Start a cluster on this host and return a client that owns it.
 
-    With GPUs: one dask-cuda worker each, blocks travelling through UCXX (NVLink where there
-    is one) and one RMM memory pool per GPU that CuPy and the others share. Without: CPU worker
-    processes that talk TCP on the loopback interface. ``with start() as client:`` and
+    With GPUs: one dask-cuda worker each, with an RMM memory pool that CuPy uses and from which
+    other workers copy the blocks they need (CUDA IPC; over NVLink where there is one). Without: CPU
+    worker processes. All talk TCP on the loopback interface. ``with start() as client:`` and
     ``client.close()`` both end the workers too.
 
     Before it returns, all pairs of workers have exchanged a block and the kernels are compiled.
@@ -87,9 +90,8 @@ def start(
     Loopback is open to every user of this host: whoever connects to the scheduler there can run
     code as you. On a host that others log in to, give
     ``security=distributed.Security.temporary()`` (which needs the package cryptography): only who
-    has these certificates can connect. UCXX listens on all network interfaces, unencrypted, and
-    cannot do otherwise; ``protocol="tcp"`` stays on the loopback interface. TLS means TCP, and GPU
-    blocks travel directly there, too.
+    has these certificates can connect, and GPU blocks travel as without.
+    ``protocol="ucxx"`` listens on all network interfaces, unencrypted, and cannot do otherwise.
 
     What workers spill goes to a folder that is this user's alone, in ``temporary-directory`` of
     Dask's configuration, or where temporary files are.
@@ -118,11 +120,11 @@ def start(
         least 120 MB, which a worker process needs for itself.
         Default: an even share of nine tenths of what this host has free; for GPU workers at
         least a quarter of their GPU's memory, unless a container or a batch job has less.
-    protocol : {"ucxx", "tcp"}, optional
-        Default: ``"ucxx"`` for GPUs where distributed-ucxx is installed, else ``"tcp"``, also
-        with `security`. Over TCP a GPU block is copied from its owner's pool (CUDA IPC). Where that
-        cannot be, as with ``rmm_pool=None``, it passes through the host's memory, and a log message
-        says so.
+    protocol : {"tcp", "ucxx"}, optional
+        How messages travel. Default: ``"tcp"``, with TLS where `security` is given. A GPU block
+        that cannot be copied from its owner's pool, as with ``rmm_pool=None``, passes through the
+        host's memory, and a log message says so. ``"ucxx"``, for GPUs, sends it over NVLink then,
+        too; it needs distributed-ucxx, and an idle worker uses a whole core.
     rmm_pool : float, int or str, optional
         Size of each GPU's memory pool: a share below 1, bytes, or such as ``"100GB"``.
         None: no pool; CuPy then allocates by itself.
@@ -164,7 +166,6 @@ def start(
         if security is not None:
             check_certificates(security, "scheduler", "worker", "client")
         if options.gpus:
-            options = _with_transport(options, protocol)
             _require_gpu_packages(options.protocol)
             _require_memory(options)
         compilations = [
@@ -241,13 +242,6 @@ def _wait_for_kernels(compilations: Sequence[Compilation]) -> None:
         except KernelError as error:
             # A product that needs the kernel will say so again, to whom it concerns.
             logger.warning("kernels were not compiled beforehand: %s", error)
-
-
-def _with_transport(options: StartOptions, asked: str | None) -> StartOptions:
-    """TCP in place of a UCXX that nobody asked for and that is not installed."""
-    if options.protocol == "ucxx" and asked is None and find_spec("distributed_ucxx") is None:
-        options = replace(options, protocol="tcp")
-    return options
 
 
 def _require_folder() -> None:
@@ -361,7 +355,7 @@ def on_gpus(options: StartOptions) -> dict[str, Any]:
     return {
         "CUDA_VISIBLE_DEVICES": [gpu.ident for gpu in options.gpus],
         "rmm_pool_size": options.rmm_pool,
-        # What tasks need is imported while UCX starts; and a worker that replaces a killed one
+        # What tasks need is imported while CUDA starts; and a worker that replaces a killed one
         # waits for the memory that this one had.
         "preload": [imports_ahead.PRELOAD, pool_memory.__name__],
         # Without a pool there is nothing to share, and CuPy's own pool is the faster one.

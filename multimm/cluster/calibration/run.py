@@ -177,7 +177,7 @@ def _links(
         crowd = _on_workers(client, fetch_seconds, list(peers), nbytes=size, **how)
         (waits,) = _on_workers(client, fetch_seconds, one, nbytes=SMALL_BYTES, **how).values()
         rate = _rounded(_gbps(size, waits, max(crowd.values())))
-        kind = protocol(spec), models(spec), between
+        kind = protocol(spec, between=between), models(spec), between
         rates.append(LinkRates(*kind, rate, _rounded(waits), _today()))
         logger.info("%s", rates[-1])
     return tuple(rates)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from multimm.errors import printable
 from multimm.gpu.runtime import file_cache
-from multimm.planning.devices import LOCAL_TCP, NVLINK, DeviceSpec, Link
+from multimm.planning.devices import INFINIBAND, LOCAL_TCP, NVLINK, DeviceSpec, Link
 from multimm.planning.hardware import ClusterSpec
 
 logger = logging.getLogger(__name__)
@@ -24,9 +24,7 @@ _FORMAT = 3
 #: Characters that a warning repeats of what is wrong with the file. Arbitrary.
 MOST_CHARACTERS = 200
 #: How blocks travel between workers on paper, which have no addresses.
-_PROTOCOLS = {NVLINK.name: "ucxx", LOCAL_TCP.name: "tcp"}
-#: How GPU blocks travel over TCP within a host, where each is read where it lies.
-CUDA_IPC = "cuda-ipc"
+_PROTOCOLS = {NVLINK.name: "cuda-ipc", INFINIBAND.name: "ucxx", LOCAL_TCP.name: "tcp"}
 
 
 class DeviceRates(NamedTuple):
@@ -158,22 +156,29 @@ def applied(spec: ClusterSpec, rates: Rates, *, scattered: bool = False) -> Clus
     """
     by_device = {one.key: one for one in rates.devices}
     by_link = {one.key: one for one in rates.links}
-    way = protocol(spec), models(spec)
+
+    def found(*, between: bool) -> LinkRates | None:
+        return by_link.get((protocol(spec, between=between), models(spec), between))
+
     return replace(
         spec,
         devices=tuple(_device(one, by_device.get((one.name, one.gflops))) for one in spec.devices),
-        link=_link(spec.link, by_link.get((*way, scattered))),
-        between=_link(spec.between, by_link.get((*way, True))),
+        link=_link(spec.link, found(between=scattered)),
+        between=_link(spec.between, found(between=True)),
     )
 
 
-def protocol(spec: ClusterSpec) -> str:
-    """How blocks travel: as addresses begin, but for GPU blocks that are read where they lie."""
+def protocol(spec: ClusterSpec, *, between: bool) -> str:
+    """How blocks travel within a host, or `between` hosts.
+
+    As addresses begin; but a GPU block is read where it lies, within a host.
+    """
+    link = (spec.between if between else spec.link).name
     if not spec.addresses:
-        return _PROTOCOLS.get(spec.link.name, spec.link.name)
+        return _PROTOCOLS.get(link, link)
     scheme = spec.addresses[0].partition("://")[0]
-    direct = not scheme.startswith("ucx") and spec.link.name == NVLINK.name
-    return CUDA_IPC if direct else scheme
+    direct = link == NVLINK.name and not between and not scheme.startswith("ucx")
+    return _PROTOCOLS[link] if direct else scheme
 
 
 def models(spec: ClusterSpec) -> str:

@@ -38,12 +38,8 @@ PACKAGES = {
     "zarr": ("zarr",),
     "h5py": ("h5py",),
 }
-#: What GPU workers cannot do without; UCXX needs the last two.
-GPU_PACKAGES = ("cupy", "dask-cuda", "rmm", "numba-cuda", "ucxx", "distributed-ucxx")
-OPEN_LISTENERS = (
-    "UCXX listens on all network interfaces, unencrypted: anyone who reaches this host can run "
-    'code in the workers. Use protocol="tcp" (loopback only), or TLS, where that matters.'
-)
+#: What GPU workers cannot do without.
+GPU_PACKAGES = ("cupy", "dask-cuda", "rmm", "numba-cuda")
 #: What `doctor` says of the default.
 SHARED_HOST = (
     "start() listens on the loopback interface, unencrypted: every user of this host can connect "
@@ -172,7 +168,7 @@ def _remotes(module: Any, handle: Any) -> Iterator[str]:
 
 def findings(facts: Facts) -> list[Finding]:
     """What does not fit together, what is missing and what to know."""
-    return [*_same_name(facts), *_unmet(facts), *_devices(facts), *_cupy(facts), *_transport(facts)]
+    return [*_same_name(facts), *_unmet(facts), *_devices(facts), *_cupy(facts), *_builds(facts)]
 
 
 def usable(found: list[Finding]) -> bool:
@@ -233,11 +229,11 @@ def _cuda_of(name: str) -> int | None:
     return int(digits) if digits.isdigit() else None
 
 
-def _transport(facts: Facts) -> Iterator[Finding]:
+def _builds(facts: Facts) -> Iterator[Finding]:
     builds = {
         name: _cuda_of(name)
-        for package in GPU_PACKAGES
-        for name, _ in facts.packages.get(package, ())
+        for found in facts.packages.values()
+        for name, _ in found
         if _cuda_of(name) is not None
     }
     if len(set(builds.values())) > 1:
@@ -246,5 +242,3 @@ def _transport(facts: Facts) -> Iterator[Finding]:
             f"builds for different CUDA versions: {', '.join(builds)}",
             f"pip uninstall {' '.join(builds)}; {install_command(facts.cuda)}",
         )
-    if facts.packages.get("distributed-ucxx") and facts.gpus:
-        yield Finding("note", OPEN_LISTENERS)

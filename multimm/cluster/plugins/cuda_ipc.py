@@ -189,7 +189,7 @@ def _own_range() -> tuple[int, int]:
     if not of_rmm or len(ranges) > 1:
         raise ValueError(
             "CuPy takes it from no pool of RMM; give start(rmm_pool=), or the workers "
-            "--rmm-pool-size and --set-rmm-allocator-for-libs cupy"
+            "--rmm-pool-size and --set-rmm-allocator-for-libs cupy, or use protocol='ucxx'"
         )
     return ranges.pop()
 
