@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import importlib
 import sys
 from contextlib import nullcontext
 from dataclasses import astuple
@@ -14,13 +13,12 @@ import ml_dtypes
 import msgpack
 import numpy as np
 import pytest
-from clusters import in_threads
-from distributed import Client, wait
-from distributed.protocol.serialize import families
+from clusters import asked_families, in_threads
+from distributed import Client
 from gpu_pools import pool_of, waiting
 from stand_in import GPUArray, fake_cupy
 
-from multimm.cluster.plugins import cuda_ipc
+from multimm.cluster.plugins import cuda_ipc, families
 from multimm.cluster.plugins.cuda_ipc import CudaIpc
 from multimm.cluster.plugins.peer_memory import Pool
 
@@ -60,13 +58,13 @@ def sender(monkeypatch, process):
 
 
 @pytest.fixture
-def dask(monkeypatch):
-    """Dask's own way of asking is back behind the test, and nobody asks in another one."""
-    worker = importlib.import_module("distributed.worker")
-    monkeypatch.setattr(worker, "get_data_from_worker", worker.get_data_from_worker)
-    monkeypatch.setitem(families, cuda_ipc.NAME, (None, None, False))
-    yield
-    cuda_ipc._asking.clear()
+def dask():
+    with asked_families():
+        yield
+
+
+def asks_so(rpc):
+    return cuda_ipc.NAME in (families.asked(rpc) or ())
 
 
 # --------------------------------------------------------------------- the sender
@@ -170,38 +168,6 @@ def test_a_block_arrives_as_it_was(in_one_pool, view, dtype):
 # ------------------------------------------------------------------- the receiver
 
 
-def double(x):
-    return 2 * x
-
-
-def test_blocks_come_so_to_those_that_ask_alone(dask, monkeypatch):
-    """NumPy arrays stand for GPU blocks: the message has their values where it had a place."""
-    read = []
-
-    def say_where(x, context=None):
-        if not isinstance(x, np.ndarray) or not cuda_ipc._same_host(context):
-            raise NotImplementedError
-        return {"values": x.tolist()}, []
-
-    def copied(header, frames):
-        read.append(list(header["values"]))
-        return np.array(header["values"])
-
-    monkeypatch.setattr(cuda_ipc, "say_where", say_where)
-    monkeypatch.setattr(cuda_ipc, "read", copied)
-    with in_threads(2, protocol="tcp", memory_limit=0) as cluster, Client(cluster) as client:
-        one, two = cluster.workers.values()
-        cuda_ipc._answer()
-        cuda_ipc._answer()  # once more changes nothing
-        cuda_ipc._asking.add(two.rpc)
-        for asks, other in ((two, one), (one, two)):
-            block = client.submit(np.arange, 3.0, workers=[other.address], pure=False)
-            wait(block)
-            found = client.submit(double, block, workers=[asks.address]).result()
-            np.testing.assert_array_equal(found, [0, 2, 4])
-        assert read == [[0, 1, 2]]
-
-
 @pytest.fixture
 def cupy_that_fails(monkeypatch):
     cupy = ModuleType("cupy")
@@ -222,14 +188,14 @@ def test_who_cannot_read_asks_for_blocks_as_before(cupy_that_fails, dask, proces
         pass
 
     asks = Connections()
-    cuda_ipc._asking.add(asks)
+    families.ask(asks, cuda_ipc.NAME)
     header = {"pool": astuple(pool_of(process)), "size": SIZE, "places": [], "packed": None}
     if lost:
         process.kill()
         process.wait()
     with pytest.raises(OSError, match="peer access is not supported"):
         cuda_ipc.read(header, [])
-    assert (asks in cuda_ipc._asking) == lost
+    assert asks_so(asks) == lost
     assert ("through the host's memory from now on" in caplog.text) == (not lost)
 
 
@@ -257,9 +223,9 @@ def test_a_worker_asks_once_it_has_mapped_its_peers(dask, monkeypatch, process, 
     monkeypatch.setattr(cuda_ipc, "_map", map_pool)
     worker, plugin = a_gpu_worker(monkeypatch, pool_of(process)), CudaIpc()
     asyncio.run(plugin.meet(worker, "tcp://10.0.0.1:2"))
-    assert worker.rpc not in cuda_ipc._asking
+    assert not asks_so(worker.rpc)
     plugin.begin(worker)
-    assert (worker.rpc in cuda_ipc._asking) == plugin.direct == mapped
+    assert asks_so(worker.rpc) == plugin.direct == mapped
     assert (
         "through the host's memory: the memory of worker tcp://10.0.0.1:2" in plugin.reason
     ) == (not mapped)
@@ -288,5 +254,5 @@ def test_cpu_workers_are_left_alone(dask):
     with in_threads(1, protocol="tcp", memory_limit=0) as cluster, Client(cluster) as client:
         client.register_plugin(CudaIpc())
         cuda_ipc.begin_in(client)
-        assert not list(cuda_ipc._asking)
+        assert not asks_so(client.rpc)
         assert not client.direct_to_workers

@@ -66,7 +66,7 @@ def set_up_cluster(client: Client, *more: Any, overlap: bool = False) -> None:
     With `overlap` GPU blocks travel during products, all pairs of workers meet and kernels are
     compiled when this returns. Raises `ClusterError`.
     """
-    from multimm.cluster.plugins.cuda_ipc import CudaIpc, begin_in
+    from multimm.cluster.plugins import cuda_ipc, host_memory
     from multimm.cluster.plugins.peer_memory import PeerMemory, let_go_in
     from multimm.cluster.plugins.transfer_counter import TransferCounter
     from multimm.cluster.plugins.ucxx_overlap import Overlap
@@ -77,10 +77,12 @@ def set_up_cluster(client: Client, *more: Any, overlap: bool = False) -> None:
     register_with_dask()  # this process may have loaded packed blocks before distributed
     if not overlap:
         return install(client, TransferCounter(), *more)
-    install(client, TransferCounter(), Overlap(), CudaIpc(), PeerMemory(), WarmUp(), *more)
+    ways = cuda_ipc.CudaIpc(), host_memory.HostMemory()
+    install(client, TransferCounter(), Overlap(), *ways, PeerMemory(), WarmUp(), *more)
     try:
         let_go_in(client)
-        begin_in(client)
+        cuda_ipc.begin_in(client)
+        host_memory.begin_in(client)
         wait_until_warm(client)
         for reason in sorted(set(obstacles(client).values())):
             logger.warning("%s", reason)

@@ -158,9 +158,9 @@ async def fetch_seconds(
     dask_worker: Worker, *, peers: Mapping[str, str], nbytes: int, seconds: float, gpu: bool
 ) -> float:
     """Runs on a worker: median seconds for a block from its peer, through Dask's transport."""
-    from multimm.cluster.plugins.cuda_ipc import families
+    from multimm.cluster.plugins.families import asked
 
-    peer, how = peers[dask_worker.address], families(dask_worker)
+    peer, how = peers[dask_worker.address], asked(dask_worker.rpc)
     function, arguments = pickle.dumps(_kept_block), pickle.dumps({"nbytes": nbytes, "gpu": gpu})
     times: list[float] = []
     end = 0.0

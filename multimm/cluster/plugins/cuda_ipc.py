@@ -4,8 +4,6 @@ Over TCP Dask copies a GPU block to the host's memory, sends its bytes, and copi
 other GPU. Here the message says where in its sender's memory pool the block lies. The receiver has
 this pool mapped into its own address space (CUDA IPC), and copies the block over NVLink or PCIe.
 
-- *While it is copied* the sender refers to it: `Worker.get_data` waits until the receiver has
-  answered, and the copy is over before that.
 - *Streams*, by the rules of `multimm.graph.streams`: the sender waits for stream 0 before it says
   where a block lies. The receiver takes memory in the order of stream 0, and copies on a stream of
   its own that waits for it: neither waits for products.
@@ -14,8 +12,7 @@ this pool mapped into its own address space (CUDA IPC), and copies the block ove
   All else travels as before.
 - *A worker that has ended* is unmapped by all (`multimm.cluster.plugins.peer_memory`).
 
-Dask knows families of serializers, of which this is one. It has no setting for what a worker asks
-for: the function that asks is wrapped.
+It is a family of Dask's serializers: see `multimm.cluster.plugins.families`.
 """
 
 from __future__ import annotations
@@ -23,24 +20,20 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import functools
-import importlib
 import logging
 import os
 import pickle
 import threading
 import time
-import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distributed import Worker, WorkerPlugin
-from distributed.comm.addressing import get_address_host
-from distributed.core import ConnectionPool
 from distributed.protocol.cuda import cuda_dumps, cuda_loads
-from distributed.protocol.serialize import register_serialization_family
 
 from multimm.cluster.inspect.workers import IPC_PLUGIN
+from multimm.cluster.plugins.families import answer, ask, same_host, stop_asking
 from multimm.cluster.plugins.peer_memory import Pool, is_here, own_pool, when_ended
 from multimm.cluster.plugins.transport import raise_limits, wait_for_stream_0
 from multimm.gpu.arrays import by_dask_cuda, is_cupy
@@ -54,16 +47,11 @@ logger = logging.getLogger(__name__)
 
 #: Name of the plugin, and of Dask's family of serializers.
 NAME = IPC_PLUGIN
-#: What is asked for: the first family that can send a block.
-FAMILIES = (NAME, "dask", "pickle", "error")
-
 #: Bytes that are copied in less than a moment, in seconds; arbitrary.
 SHORT, MOMENT = 2**26, 5e-4
 #: The driver's CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.
 ENABLE_PEERS = 1
 
-#: Connections of the workers and clients here that ask so.
-_asking: weakref.WeakSet[ConnectionPool] = weakref.WeakSet()
 #: Where pools of other processes are mapped.
 _mapped: dict[Pool, int] = {}
 #: Held while a mapped pool is read: it is not unmapped meanwhile.
@@ -109,14 +97,14 @@ class CudaIpc(WorkerPlugin):
         except Exception as error:
             self._give_up(f"this worker's memory cannot be shared: {error}")
             return
-        _answer()
+        answer(NAME, say_where, read)
 
     async def meet(self, worker: Worker, peer: str) -> None:
         """Map the pool of a peer on this host, which takes some tenths of a second."""
         if not is_concerned(worker):
             return
-        answer: Any = await worker.rpc(peer).run(function=pickle.dumps(_pool_of))
-        pool = answer["result"] if answer["status"] == "OK" else None
+        told: Any = await worker.rpc(peer).run(function=pickle.dumps(_pool_of))
+        pool = told["result"] if told["status"] == "OK" else None
         if pool is not None and is_here(pool):
             try:
                 await asyncio.to_thread(_map, pool)
@@ -126,7 +114,7 @@ class CudaIpc(WorkerPlugin):
     def begin(self, worker: Worker) -> None:
         """Ask peers for blocks as they lie, from now on."""
         if is_concerned(worker) and not self.reason:
-            _asking.add(worker.rpc)
+            ask(worker.rpc, NAME)
             raise_limits(worker)
             self.direct = True
 
@@ -144,38 +132,14 @@ def begin_in(client: Client) -> None:
     """Have a client on the workers' host fetch results so, and from the workers themselves."""
     pools = [pool for pool in client.run(_pool_of).values() if pool is not None]
     if pools and all(map(is_here, pools)):
-        _answer()
-        _asking.add(client.rpc)
+        answer(NAME, say_where, read)
+        ask(client.rpc, NAME)
         client.direct_to_workers = True  # the scheduler would pass on where a block was
-
-
-def families(worker: Worker) -> tuple[str, ...] | None:
-    """What to ask peers for in calls of one's own: the peer must keep what it answers."""
-    return FAMILIES if worker.rpc in _asking else None
 
 
 def _pool_of(dask_worker: Worker) -> Pool | None:
     """Runs on a worker: its pool, if it answers so."""
     return _own.pool if _own is not None and is_concerned(dask_worker) else None
-
-
-def _answer() -> None:
-    """Have this process know the family, and ask for it where `_asking` says so."""
-    module: Any = importlib.import_module("distributed.worker")
-    register_serialization_family(NAME, say_where, read)
-    if not hasattr(module.get_data_from_worker, NAME):
-        module.get_data_from_worker = _asks(module.get_data_from_worker)
-
-
-def _asks(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    @functools.wraps(original)
-    async def get_data_from_worker(rpc: ConnectionPool, *args: Any, **kwargs: Any) -> Any:
-        if rpc in _asking and kwargs.get("serializers") is None:
-            kwargs["serializers"] = FAMILIES
-        return await original(rpc, *args, **kwargs)
-
-    setattr(get_data_from_worker, NAME, original)
-    return get_data_from_worker
 
 
 def _own_range() -> tuple[int, int]:
@@ -206,19 +170,12 @@ def _range_of(pointer: int) -> tuple[int, int]:
 
 def say_where(x: Any, context: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
     """Serialize a block of this process's pool for a process of this host."""
-    if _own is None or not (is_cupy(x) or isinstance(x, PackedBlock)) or not _same_host(context):
+    if _own is None or not (is_cupy(x) or isinstance(x, PackedBlock)) or not same_host(context):
         raise NotImplementedError
     packed, arrays = (None, [x]) if is_cupy(x) else cuda_dumps(x)
     places = [_place(array, _own) for array in arrays]
     wait_for_stream_0()
     return {"pool": astuple(_own.pool), "size": _own.size, "places": places, "packed": packed}, []
-
-
-def _same_host(context: Mapping[str, Any] | None) -> bool:
-    if not context:
-        return False
-    ends = {get_address_host(context[end]["address"]) for end in ("sender", "recipient")}
-    return len(ends) == 1
 
 
 def _place(x: Any, own: _Own) -> tuple[int, Sequence[int], Sequence[int], bytes]:
@@ -252,7 +209,7 @@ def read(header: Mapping[str, Any], frames: Sequence[Any]) -> Any:
             _wait(stream, sum(x.nbytes for x in ours))
     except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
         if is_here(pool):  # else it was lost meanwhile
-            _asking.clear()  # Dask asks again, and then through the host
+            stop_asking(NAME)  # Dask asks again, and then through the host
             logger.warning("GPU blocks travel through the host's memory from now on: %s", error)
         raise OSError(f"the memory of process {pool.pid} was not read: {error}") from error
     except MemoryError as error:

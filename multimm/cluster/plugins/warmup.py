@@ -26,6 +26,7 @@ from distributed import Worker, WorkerPlugin
 from multimm.cluster import imports_ahead
 from multimm.cluster.imports_ahead import TASKS
 from multimm.cluster.plugins.cuda_ipc import CudaIpc
+from multimm.cluster.plugins.host_memory import HostMemory
 from multimm.cluster.plugins.peer_memory import PeerMemory
 from multimm.gpu.arrays import by_dask_cuda
 
@@ -92,7 +93,7 @@ class WarmUp(WorkerPlugin):
         except OSError as error:
             logger.info("no scheduler to ask for peers: %r", error)
         for plugin in worker.plugins.values():
-            if isinstance(plugin, CudaIpc):
+            if isinstance(plugin, CudaIpc | HostMemory):
                 plugin.begin(worker)
         await compiling
         if by_dask_cuda(worker):
@@ -128,7 +129,7 @@ class WarmUp(WorkerPlugin):
         if answer["status"] == "OK":
             self.met.add(peer)
             for plugin in worker.plugins.values():
-                if isinstance(plugin, PeerMemory | CudaIpc):
+                if isinstance(plugin, PeerMemory | CudaIpc | HostMemory):
                     await plugin.meet(worker, peer)
 
 

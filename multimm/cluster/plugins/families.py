@@ -1,0 +1,75 @@
+"""Who asks other processes of its host for blocks in a way of its own, and how Dask comes to it.
+
+Dask knows *families* of serializers. A receiver names those that it can read, and the sender takes
+the first one that can send an object. `cuda_ipc` and `host_memory` are such families: the message
+says where a block lies, and the receiver copies it from there. Dask has no setting for what a
+worker asks for: the function that asks is wrapped.
+
+While a block is copied the sender refers to it: `Worker.get_data` waits until the receiver has
+answered, and the copy is over before that.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import weakref
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from distributed.comm.addressing import get_address_host
+from distributed.core import ConnectionPool
+from distributed.protocol.serialize import register_serialization_family
+
+#: What Dask's workers ask for.
+DASKS = ("dask", "pickle", "error")
+
+#: What the workers and clients of this process ask for through their connections.
+_asked: weakref.WeakKeyDictionary[ConnectionPool, tuple[str, ...]] = weakref.WeakKeyDictionary()
+
+
+def answer(family: str, say_where: Callable[..., Any], read: Callable[..., Any]) -> None:
+    """Have this process know a family, and ask for it where `ask` says so; again changes nothing.
+
+    `say_where` serializes: it raises `NotImplementedError` for what travels otherwise.
+    """
+    module: Any = importlib.import_module("distributed.worker")
+    register_serialization_family(family, say_where, read)
+    if not hasattr(module.get_data_from_worker, "wraps_dask"):
+        module.get_data_from_worker = _asking(module.get_data_from_worker)
+
+
+def ask(rpc: ConnectionPool, family: str) -> None:
+    """Ask for a family through these connections, before all others, from now on."""
+    others = (name for name in _asked.get(rpc, DASKS) if name != family)
+    _asked[rpc] = (family, *others)
+
+
+def stop_asking(family: str) -> None:
+    """Ask for it no more, whoever does in this process."""
+    for rpc, names in [*_asked.items()]:
+        _asked[rpc] = tuple(name for name in names if name != family)
+
+
+def asked(rpc: ConnectionPool) -> tuple[str, ...] | None:
+    """What to ask for in calls of one's own; None for what Dask would. The peer must keep it."""
+    return _asked.get(rpc)
+
+
+def same_host(context: Mapping[str, Any] | None) -> bool:
+    """Whether both ends of a connection have one address; Dask hands this to a serializer."""
+    if not context:
+        return False
+    ends = {get_address_host(context[end]["address"]) for end in ("sender", "recipient")}
+    return len(ends) == 1
+
+
+def _asking(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(original)
+    async def get_data_from_worker(rpc: ConnectionPool, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("serializers") is None:
+            kwargs["serializers"] = asked(rpc)
+        return await original(rpc, *args, **kwargs)
+
+    setattr(get_data_from_worker, "wraps_dask", True)  # noqa: B010
+    return get_data_from_worker

@@ -1,0 +1,77 @@
+"""Ways of sending blocks that are not Dask's: who asks for them, and gets them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from clusters import asked_families, in_threads
+from distributed import Client, wait
+
+from multimm.cluster.plugins import families
+
+
+@pytest.fixture(autouse=True)
+def dask():
+    with asked_families():
+        yield
+
+
+def double(x):
+    return 2 * x
+
+
+def test_blocks_come_so_to_those_that_ask_alone():
+    read = []
+
+    def say_where(x, context=None):
+        if not isinstance(x, np.ndarray) or not families.same_host(context):
+            raise NotImplementedError
+        return {"values": x.tolist()}, []
+
+    def copied(header, frames):
+        read.append(list(header["values"]))
+        return np.array(header["values"])
+
+    def one_more():
+        families.answer("by values", say_where, copied)
+
+    with in_threads(2, protocol="tcp", memory_limit=0) as cluster, Client(cluster) as client:
+        one, two = cluster.workers.values()
+        one_more()
+        one_more()  # changes nothing
+        families.ask(two.rpc, "by values")
+        for asks, other in ((two, one), (one, two)):
+            block = client.submit(np.arange, 3.0, workers=[other.address], pure=False)
+            wait(block)
+            found = client.submit(double, block, workers=[asks.address]).result()
+            np.testing.assert_array_equal(found, [0, 2, 4])
+        assert read == [[0, 1, 2]]
+
+
+class Connections:
+    """Stands for a worker's."""
+
+
+def test_what_is_asked_for_last_is_asked_for_first_and_dasks_own_ways_last():
+    one, other = Connections(), Connections()
+    assert families.asked(one) is None
+    families.ask(one, "a")
+    families.ask(one, "b")
+    families.ask(one, "b")
+    families.ask(other, "a")
+    assert families.asked(one) == ("b", "a", "dask", "pickle", "error")
+    families.stop_asking("a")
+    assert families.asked(one) == ("b", "dask", "pickle", "error")
+    assert families.asked(other) == ("dask", "pickle", "error")
+
+
+@pytest.mark.parametrize(
+    ("context", "same"),
+    [
+        (None, False),  # a transport that does not say who asks
+        ({"sender": {"address": "tcp://a:1"}, "recipient": {"address": "tcp://a:2"}}, True),
+        ({"sender": {"address": "tls://a:1"}, "recipient": {"address": "tls://b:1"}}, False),
+    ],
+)
+def test_a_host_is_told_by_its_address(context, same):
+    assert families.same_host(context) == same
