@@ -36,12 +36,12 @@ def connect(
     security : distributed.Security, optional
         TLS credentials; a ``tls://`` address needs them, and no other address takes any.
     overlap : bool
-        Let GPU blocks travel while products are computed, as in clusters from `start`. UCXX then
-        waits for stream 0 alone before it moves GPU memory, unless its release is not known. Over
-        TCP and TLS workers of one host copy blocks from each other's memory pools (CUDA IPC), where
-        there are pools, and not through the host's memory; so does a client on their host, which
-        fetches results from workers directly then. Both wait for stream 0 alone, on all workers and
-        for everybody who uses the cluster: tasks that run kernels on CUDA streams of their own must
+        Let blocks travel as in clusters from `start`. Over TCP and TLS workers of one host copy
+        them from each other's memory: GPU blocks from memory pools (CUDA IPC), where there are
+        pools, and NumPy blocks on Linux. So does a client on their host, which fetches results from
+        workers directly then. GPU blocks travel while products are computed: what copies them, and
+        UCXX, unless its release is not known, waits for stream 0 alone, on all workers and for
+        everybody who uses the cluster. So tasks that run kernels on CUDA streams of their own must
         synchronise them before they return, as multimm's do. All pairs of workers exchange a block,
         which takes some seconds, and kernels are compiled.
 

@@ -80,8 +80,9 @@ def start(
 
     With GPUs: one dask-cuda worker each, with an RMM memory pool that CuPy uses and from which
     other workers copy the blocks they need (CUDA IPC; over NVLink where there is one). Without: CPU
-    worker processes. All talk TCP on the loopback interface. ``with start() as client:`` and
-    ``client.close()`` both end the workers too.
+    worker processes. All talk TCP on the loopback interface. NumPy blocks and results are copied
+    from the memory of the worker that has them, where the system lets them (Linux).
+    ``with start() as client:`` and ``client.close()`` both end the workers too.
 
     Before it returns, all pairs of workers have exchanged a block and the kernels are compiled.
     GPU blocks travel while products are computed; `connect` says what that asks of other libraries'
@@ -90,7 +91,7 @@ def start(
     Loopback is open to every user of this host: whoever connects to the scheduler there can run
     code as you. On a host that others log in to, give
     ``security=distributed.Security.temporary()`` (which needs the package cryptography): only who
-    has these certificates can connect, and GPU blocks travel as without.
+    has these certificates can connect, and blocks travel as without.
     ``protocol="ucxx"`` listens on all network interfaces, unencrypted, and cannot do otherwise.
 
     What workers spill goes to a folder that is this user's alone, in ``temporary-directory`` of
