@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import numpy as np
 import pytest
 from clusters import asked_families, in_threads
@@ -20,20 +23,21 @@ def double(x):
     return 2 * x
 
 
+def send_values(x, context=None):
+    if not isinstance(x, np.ndarray) or not families.same_host(context):
+        raise NotImplementedError
+    return {"values": x.tolist()}, []
+
+
 def test_blocks_come_so_to_those_that_ask_alone():
     read = []
-
-    def say_where(x, context=None):
-        if not isinstance(x, np.ndarray) or not families.same_host(context):
-            raise NotImplementedError
-        return {"values": x.tolist()}, []
 
     def copied(header, frames):
         read.append(list(header["values"]))
         return np.array(header["values"])
 
     def one_more():
-        families.answer("by values", say_where, copied)
+        families.answer("by values", send_values, copied)
 
     with in_threads(2, protocol="tcp", memory_limit=0) as cluster, Client(cluster) as client:
         one, two = cluster.workers.values()
@@ -46,6 +50,42 @@ def test_blocks_come_so_to_those_that_ask_alone():
             found = client.submit(double, block, workers=[asks.address]).result()
             np.testing.assert_array_equal(found, [0, 2, 4])
         assert read == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_block_that_is_filled_behind_its_message_is_whole_when_a_task_has_it(fails):
+    """And if that fails, it is asked for again."""
+    tries = []
+
+    def come_later(header, frames):
+        x = np.zeros(3)
+
+        def fill():
+            tries.append(threading.current_thread().name)
+            time.sleep(0.1)
+            if fails and len(tries) == 1:
+                raise OSError("no such luck")
+            x[...] = header["values"]
+
+        families.behind(fill)
+        return x
+
+    with in_threads(2, protocol="tcp", memory_limit=0) as cluster, Client(cluster) as client:
+        one, two = cluster.workers.values()
+        families.answer("by values", send_values, come_later)
+        families.ask(two.rpc, "by values")
+        for _ in range(2):  # the connection serves once more
+            block = client.submit(np.arange, 3.0, workers=[one.address], pure=False)
+            found = client.submit(double, block, workers=[two.address], pure=False).result()
+            np.testing.assert_array_equal(found, [0, 2, 4])
+        assert len(tries) == (3 if fails else 2)
+        assert not any(name.startswith(("IO", "MainThread")) for name in tries)
+
+
+def test_in_a_call_of_ones_own_a_block_is_filled_at_once():
+    filled = []
+    families.behind(lambda: filled.append(1))
+    assert filled == [1]
 
 
 class Connections:

@@ -48,9 +48,10 @@ def reads(dask_worker):
 def test_workers_read_blocks_of_each_other(client):
     client.run(count_reads)
     one, two = sorted(client.scheduler_info()["workers"])
-    block = client.submit(np.full, 10**5, 3.0, workers=[one], pure=False)
-    assert client.submit(np.sum, block, workers=[two]).result() == 3e5
-    assert client.run(reads) == {one: 0, two: 1}
+    for count in (10**5, 10**6):
+        block = client.submit(np.full, count, 3.0, workers=[one], pure=False)
+        assert client.submit(np.sum, block, workers=[two]).result() == 3.0 * count
+    assert client.run(reads) == {one: 0, two: 2}
 
 
 def test_a_result_comes_from_the_workers_themselves(client):

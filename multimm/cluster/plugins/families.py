@@ -3,22 +3,25 @@
 Dask knows *families* of serializers. A receiver names those that it can read, and the sender takes
 the first one that can send an object. `cuda_ipc` and `host_memory` are such families: the message
 says where a block lies, and the receiver copies it from there. Dask has no setting for what a
-worker asks for: the function that asks is wrapped.
+worker asks for: the function that asks is replaced for those who ask so.
 
 While a block is copied the sender refers to it: `Worker.get_data` waits until the receiver has
-answered, and the copy is over before that.
+answered, and the copy is over before that. Long copies run in other threads: a worker whose event
+loop waited for them would begin no task.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 from distributed.comm.addressing import get_address_host
-from distributed.core import ConnectionPool
+from distributed.core import ConnectionPool, send_recv
 from distributed.protocol.serialize import register_serialization_family
 
 #: What Dask's workers ask for.
@@ -26,6 +29,8 @@ DASKS = ("dask", "pickle", "error")
 
 #: What the workers and clients of this process ask for through their connections.
 _asked: weakref.WeakKeyDictionary[ConnectionPool, tuple[str, ...]] = weakref.WeakKeyDictionary()
+#: Of the message that is being read: what fills its blocks.
+_copies: ContextVar[list[Callable[[], None]] | None] = ContextVar("copies", default=None)
 
 
 def answer(family: str, say_where: Callable[..., Any], read: Callable[..., Any]) -> None:
@@ -64,12 +69,53 @@ def same_host(context: Mapping[str, Any] | None) -> bool:
     return len(ends) == 1
 
 
+def behind(copy: Callable[[], None]) -> None:
+    """Have a block filled in another thread, before anybody has the message that it came in.
+
+    At once, where nobody waits for that: in calls of one's own.
+    """
+    copies = _copies.get()
+    if copies is None:
+        copy()
+    else:
+        copies.append(copy)
+
+
 def _asking(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Dask's handshake, with a wait for copies before the sender hears that all is well."""
+
     @functools.wraps(original)
-    async def get_data_from_worker(rpc: ConnectionPool, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("serializers") is None:
-            kwargs["serializers"] = asked(rpc)
-        return await original(rpc, *args, **kwargs)
+    async def get_data_from_worker(
+        rpc: ConnectionPool, keys: Any, worker: str, **kwargs: Any
+    ) -> Any:
+        serializers = asked(rpc)
+        if serializers is None or kwargs.get("serializers") is not None:
+            return await original(rpc, keys, worker, **kwargs)
+        comm = await rpc.connect(worker)
+        try:
+            copies: list[Callable[[], None]] = []
+            context = _copies.set(copies)
+            try:
+                response = await send_recv(
+                    comm,
+                    op="get_data",
+                    keys=keys,
+                    who=kwargs.get("who"),
+                    serializers=serializers,
+                    deserializers=rpc.deserializers,
+                )
+            finally:
+                _copies.reset(context)
+            try:
+                await asyncio.gather(*map(asyncio.to_thread, copies))
+            except BaseException:
+                comm.abort()  # the sender still waits for an answer
+                raise
+            if response["status"] == "OK":
+                await comm.write("OK")
+            return response
+        finally:
+            rpc.reuse(worker, comm)
 
     setattr(get_data_from_worker, "wraps_dask", True)  # noqa: B010
     return get_data_from_worker

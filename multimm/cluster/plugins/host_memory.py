@@ -27,7 +27,7 @@ import numpy as np
 from distributed import Worker, WorkerPlugin
 from distributed.comm.addressing import get_address_host
 
-from multimm.cluster.plugins.families import answer, ask, same_host, stop_asking
+from multimm.cluster.plugins.families import answer, ask, behind, same_host, stop_asking
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 NAME = "multimm-host-memory"
 #: Bytes of a block from which on it is read so. Arbitrary: smaller ones take as long either way.
 LEAST_BYTES = 2**16
+#: Bytes whose copy takes a millisecond or more: another thread is asked to.
+LONG_BYTES = 2**22
 #: Bytes of one call, below the kernel's limit of 2 GiB.
 MOST_BYTES = 2**30
 #: Of Linux's prctl: PR_SET_PTRACER, which processes may read this one. Refused where none may not.
@@ -132,17 +134,25 @@ def read(header: Mapping[str, Any], frames: Sequence[Any]) -> Any:
 
     Raises `OSError` where that fails, as if the connection had: Dask asks again.
     """
-    process = Process(*header["process"])
+    process, address = Process(*header["process"]), header["address"]
     x = np.empty(header["shape"], pickle.loads(header["dtype"]), header["order"])
+    x.flags.writeable = header["writeable"]
+    if x.nbytes < LONG_BYTES:
+        _fill(x, process, address)
+    else:
+        behind(functools.partial(_fill, x, process, address))
+    return x
+
+
+def _fill(x: Any, process: Process, address: int) -> None:
     try:
-        _copy(process, header["address"], x)
+        _copy(process, address, x)
     except OSError as error:
         if process not in _met or _answers(process):  # else it was lost meanwhile
             stop_asking(NAME)  # Dask asks again, and then for the bytes
             logger.warning("blocks travel over the network's loopback from now on: %s", error)
         raise
-    x.flags.writeable = header["writeable"]
-    return x
+    _met.add(process)
 
 
 # ----------------------------------------------------------- memory of other processes
