@@ -691,7 +691,72 @@ READING = [
     Fault("blocks of an array that is another's lie anywhere", "products.py",
           "owners = cluster.ranks(makers_of(x, beside, cluster.workers))", "owners = ()", "owners"),
 ]  # fmt: skip
-FAULTS = (*READING, *PLANNING, *MEMORY, *GRAPH, *INTEGERS, *CONTRACTIONS, *WIDE_RANGE)
+TRANSPORT = (
+    Fault(
+        "memory of another process with the same number is taken for a block",
+        "cluster/plugins/host_memory.py",
+        " or mark.tobytes() != process.mark",
+        "",
+        "host_memory",
+    ),
+    Fault(
+        "forked processes cannot be told apart",
+        "cluster/plugins/host_memory.py",
+        "os.register_at_fork(after_in_child=_mark_this_process)\n",
+        "",
+        "host_memory",
+    ),
+    Fault(
+        "parts of a long block are read from its beginning",
+        "cluster/plugins/host_memory.py",
+        "(address + start, nbytes)",
+        "(address, nbytes)",
+        "host_memory",
+    ),
+    Fault(
+        "a task has a block before it is filled, and its owner may forget it",
+        "cluster/plugins/families.py",
+        "await asyncio.gather(*map(asyncio.to_thread, copies))",
+        "asyncio.gather(*map(asyncio.to_thread, copies))",
+        "families",
+    ),
+    Fault(
+        "the owner of a block may forget it while others copy it",
+        "cluster/plugins/families.py",
+        """            try:
+                await asyncio.gather(*map(asyncio.to_thread, copies))
+            except BaseException:
+                comm.abort()  # the sender still waits for an answer
+                raise
+            if response["status"] == "OK":
+                await comm.write("OK")
+""",
+        """            if response["status"] == "OK":
+                await comm.write("OK")
+            await asyncio.gather(*map(asyncio.to_thread, copies))
+""",
+        "families",
+    ),
+    Fault(
+        "who could not copy a block leaves its owner waiting, on a connection that is used again",
+        "cluster/plugins/families.py",
+        "                comm.abort()  # the sender still waits for an answer\n",
+        "",
+        "families",
+    ),
+    Fault(
+        "blocks of another host are looked for on this one",
+        "cluster/plugins/families.py",
+        "return len(ends) == 1",
+        "return True",
+        "families host_memory",
+    ),
+)
+
+FAULTS = (
+    *(*READING, *PLANNING, *MEMORY, *GRAPH, *INTEGERS, *CONTRACTIONS, *WIDE_RANGE),
+    *TRANSPORT,
+)
 
 
 def run_tests(tree: Path, arguments: Iterable[str]) -> tuple[int, str]:

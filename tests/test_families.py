@@ -55,7 +55,7 @@ def test_blocks_come_so_to_those_that_ask_alone():
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_block_that_is_filled_behind_its_message_is_whole_when_a_task_has_it(fails):
     """And if that fails, it is asked for again."""
-    tries = []
+    tries, kept = [], []
 
     def come_later(header, frames):
         x = np.zeros(3)
@@ -63,6 +63,7 @@ def test_a_block_that_is_filled_behind_its_message_is_whole_when_a_task_has_it(f
         def fill():
             tries.append(threading.current_thread().name)
             time.sleep(0.1)
+            kept.append(one.transfer_outgoing_count == 1)  # by its owner
             if fails and len(tries) == 1:
                 raise OSError("no such luck")
             x[...] = header["values"]
@@ -76,9 +77,10 @@ def test_a_block_that_is_filled_behind_its_message_is_whole_when_a_task_has_it(f
         families.ask(two.rpc, "by values")
         for _ in range(2):  # the connection serves once more
             block = client.submit(np.arange, 3.0, workers=[one.address], pure=False)
-            found = client.submit(double, block, workers=[two.address], pure=False).result()
+            found = client.submit(double, block, workers=[two.address], pure=False).result(30)
             np.testing.assert_array_equal(found, [0, 2, 4])
         assert len(tries) == (3 if fails else 2)
+        assert all(kept)
         assert not any(name.startswith(("IO", "MainThread")) for name in tries)
 
 
