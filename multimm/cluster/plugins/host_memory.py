@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 NAME = "multimm-host-memory"
 #: Bytes of a block from which on it is read so. Arbitrary: smaller ones take as long either way.
 LEAST_BYTES = 2**16
-#: Bytes whose copy takes a millisecond or more: another thread is asked to.
+#: Bytes whose copy takes a millisecond or more: another thread makes it.
 LONG_BYTES = 2**22
 #: Bytes of one call, below the kernel's limit of 2 GiB.
 MOST_BYTES = 2**30
