@@ -479,6 +479,24 @@ def test_flags_of_blas_are_no_flags(call, flag):
             call(np.ones((4, 4)), np.ones((4, 4)), **{name: flag})
 
 
+@pytest.mark.parametrize("call", TRANSPOSING)
+@pytest.mark.parametrize("given", [np.ones((2, 2)), da.ones(4), np.array(True), [True]])
+def test_options_that_are_given_arrays(call, given):
+    """An array has no truth, and one of 0 dimensions no hash."""
+    for name in ("trans_a", "trans_b", "precision"):
+        with refused(OptionError, f"{name}={' '.join(repr(given).split())}: allowed are "):
+            call(np.ones((4, 4)), np.ones((4, 4)), **{name: given})
+
+
+@pytest.mark.parametrize("call", [multimm.plan, multimm.verify])
+def test_options_of_sums_over_any_axes_that_are_given_arrays(call):
+    x = np.ones((2, 2))
+    operands = ["ij,jk->ik", x, x, x][: 3 + (call is multimm.verify)]
+    for name, allowed in (("trans_a", "True and False"), ("precision", "'tf32'"), ("alpha", "0 dim")):
+        with refused(OptionError, name, allowed):
+            call(*operands, **{name: x})
+
+
 @pytest.mark.parametrize("call", [*STACKS, shapes(product_shape)])
 def test_stacks_that_do_not_broadcast(call):
     assert said(call, np.ones((2, 3, 4)), np.ones((3, 4, 5))) == (
