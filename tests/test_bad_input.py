@@ -6,14 +6,23 @@ from contextlib import contextmanager
 
 import dask
 import dask.array as da
+import dask.bag as db
 import ml_dtypes
 import numpy as np
 import pytest
+import xarray as xr
 from commands import python
 
 import multimm
 from multimm import io
-from multimm.errors import ArrayTypeError, DTypeError, MultimmError, OptionError, ShapeError
+from multimm.errors import (
+    ArrayTypeError,
+    DTypeError,
+    MultimmError,
+    OptionError,
+    ShapeError,
+    kind_of,
+)
 from multimm.gpu.problem import product_shape
 from multimm.planning.problem import Problem
 from multimm.planning.spec import MatrixSpec
@@ -261,6 +270,23 @@ def test_dasks_other_collections():
     with refused(ArrayTypeError, "c is", *said):
         multimm.verify(x, x, lazy)
     assert (multimm.matmul(DataArray(x), x) == 4).all()
+
+
+def test_collections_that_are_no_array_are_not_written(tmp_path):
+    """Dask and NumPy made one of Python objects of them, or raised errors of their own."""
+    lazy = da.ones((4, 4), chunks=2)
+    several = xr.Dataset({"x": (("i", "j"), lazy)})
+    for given in (db.from_sequence([1]), several, DataArray(lazy), dask.delayed(1)):
+        with refused(ArrayTypeError, f"array is a {kind_of(given)}, lazy but no Dask array"):
+            io.save_array(given, tmp_path / "c.npy")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_lazy_objects_of_xarray_are_written(tmp_path):
+    lazy = xr.DataArray(da.ones((4, 4), chunks=2))
+    for given in (lazy, lazy.variable):
+        with io.Output(tmp_path / "c.npy") as output:
+            assert output.store(given).numblocks == (2, 2)
 
 
 @pytest.mark.parametrize("call", [multimm.matmul, gemm, multimm.plan])
