@@ -239,7 +239,7 @@ class Output:
             Too little disk space, a dtype that the format lacks, a file that cannot be
             created, or another run that is writing to the same target.
         ArrayTypeError
-            Sparse or masked blocks, lazy objects that are no Dask array, but for xarray's DataArray.
+            Sparse or masked blocks; lazy objects other than Dask arrays and xarray's DataArrays.
         ShapeError
             Unknown chunk sizes or no dimension.
 

@@ -518,8 +518,9 @@ def test_options_that_are_given_arrays(call, given):
 def test_options_of_sums_over_any_axes_that_are_given_arrays(call):
     x = np.ones((2, 2))
     operands = ["ij,jk->ik", x, x, x][: 3 + (call is multimm.verify)]
-    for name, allowed in (("trans_a", "True and False"), ("precision", "'tf32'"), ("alpha", "0 dim")):
-        with refused(OptionError, name, allowed):
+    allowed = {"trans_a": "True and False", "precision": "'tf32'", "alpha": "0 dimensions"}
+    for name, what in allowed.items():
+        with refused(OptionError, name, what):
             call(*operands, **{name: x})
 
 

@@ -48,7 +48,7 @@ class Choice(NamedTuple):
     reason: str  #: one line
 
 
-def check_precision(precision: Any, allowed: tuple[str, ...] = PRECISIONS) -> None:
+def check_precision(precision: object, allowed: tuple[str, ...] = PRECISIONS) -> None:
     """Raise `OptionError` for a precision that does not exist."""
     if not isinstance(precision, str) or precision not in allowed:  # an array is not compared
         names = ", ".join(map(repr, allowed))
