@@ -24,6 +24,7 @@ from multimm.planning.matrix import MatrixSpec
 from multimm.planning.plan import MatmulPlan
 from multimm.products import NOTHING_FIXED, Scalar, checked, options
 from multimm.result_chunks import AUTO
+from multimm.shapes import check_flags
 
 if TYPE_CHECKING:
     from dask.array import Array as DaskArray
@@ -262,6 +263,7 @@ def gemm(
            [25., 36.]])
     """
     check_precision(precision)
+    check_flags(trans_a, trans_b)
     alpha, beta = plain_scalar(alpha), plain_scalar(beta)
     fixed = options(blocks, slabs, p_k)
     if check_promise(a, b, precision, trans_a, trans_b):
@@ -444,6 +446,8 @@ def plan(
     >>> [step.subscripts for step in plan("txy,tuv->xyuv", field, field).steps]
     ['txy,tuv->xyuv']
     """
+    check_flags(trans_a, trans_b)
+    alpha, beta = plain_scalar(alpha), plain_scalar(beta)
     if isinstance(a, str) or axes is not None or more:
         _check_no_matrices(
             alpha=alpha != 1, beta=beta != 0, c=c is not None, trans_a=trans_a, trans_b=trans_b,
@@ -457,7 +461,6 @@ def plan(
         _check_no_matrices(dtype=dtype is not None, more=bool(more))
         return plan_tensordot(a, b, axes, precision=precision, cluster=cluster)
     check_precision(precision)
-    alpha, beta = plain_scalar(alpha), plain_scalar(beta)
     fixed = options(blocks, slabs, p_k)
     as_gemm = trans_a or trans_b or alpha != 1 or c is not None
     product = checked(

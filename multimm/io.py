@@ -239,15 +239,14 @@ class Output:
             Too little disk space, a dtype that the format lacks, a file that cannot be
             created, or another run that is writing to the same target.
         ArrayTypeError
-            Sparse or masked blocks.
+            Sparse or masked blocks; lazy objects other than Dask arrays and xarray's DataArrays.
         ShapeError
             Unknown chunk sizes or no dimension.
 
         Of a block that is not what its array declares, the task that writes it raises
         `ShapeError`, `DTypeError` or `ArrayTypeError`; where the disk is full, `FileFormatError`.
         """
-        held = da.asanyarray(array) if is_dask_collection(array) else array
-        array = as_dask(as_array(held, "array", lazily=True))
+        array = as_dask(as_array(_held(array), "array", lazily=True))
         if array.dtype.kind not in NUMERIC_KINDS:
             raise FileFormatError(
                 f"{self.path}: elements are {array.dtype}; {HOLDS}; convert first, for instance "
@@ -490,3 +489,9 @@ class Output:
         trace: TracebackType | None,
     ) -> None:
         self.discard()
+
+
+def _held(x: Any) -> Any:
+    """The Dask array in a lazy DataArray or Variable of xarray; anything else as it is."""
+    labelled = type(x).__module__.startswith("xarray.") and hasattr(x, "data")
+    return x.data if labelled and is_dask_collection(x) else x

@@ -6,6 +6,7 @@ Every layer that takes matrices asks here, whatever kind of arrays they are.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from itertools import zip_longest
 from typing import Any
 
@@ -20,12 +21,7 @@ def check_operands(a: Shape, b: Shape, trans_a: bool = False, trans_b: bool = Fa
     Shapes are those that were given, of 1 dimension at least: a vector is a row on the left, and a
     column on the right. Raises `OptionError` for flags that are none.
     """
-    for name, flag in (("trans_a", trans_a), ("trans_b", trans_b)):
-        if flag not in (False, True):  # BLAS has 2 for conjugate transposes; "N" would be true
-            raise OptionError(
-                f"{name}={flag!r}: allowed are True and False; for a conjugate transpose pass True "
-                "and the conjugate, x.conj()"
-            )
+    check_flags(trans_a, trans_b)
     columns = a[-2] if trans_a else a[-1]
     rows = b[-1] if trans_b or len(b) == 1 else b[-2]
     if columns != rows:
@@ -39,6 +35,17 @@ def check_operands(a: Shape, b: Shape, trans_a: bool = False, trans_b: bool = Fa
             raise ShapeError(
                 f"{_given(a, b, trans_a, trans_b)}: the dimensions before the last two must "
                 "broadcast, each pair from the right equal or with a 1; reshape one so that they do"
+            )
+
+
+def check_flags(trans_a: Any, trans_b: Any) -> None:
+    """Raise `OptionError` unless both are True or False, of NumPy or Python, or 1 or 0."""
+    for name, flag in (("trans_a", trans_a), ("trans_b", trans_b)):
+        # BLAS has 2 for conjugate transposes; "N" would be true. Arrays have no hash, and no truth.
+        if not isinstance(flag, Hashable) or flag not in (False, True):
+            raise OptionError(
+                f"{name}={flag!r}: allowed are True and False; for a conjugate transpose pass True "
+                "and the conjugate, x.conj()"
             )
 
 

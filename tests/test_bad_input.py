@@ -6,14 +6,23 @@ from contextlib import contextmanager
 
 import dask
 import dask.array as da
+import dask.bag as db
 import ml_dtypes
 import numpy as np
 import pytest
+import xarray as xr
 from commands import python
 
 import multimm
 from multimm import io
-from multimm.errors import ArrayTypeError, DTypeError, MultimmError, OptionError, ShapeError
+from multimm.errors import (
+    ArrayTypeError,
+    DTypeError,
+    MultimmError,
+    OptionError,
+    ShapeError,
+    kind_of,
+)
 from multimm.gpu.problem import product_shape
 from multimm.planning.problem import Problem
 from multimm.planning.spec import MatrixSpec
@@ -263,6 +272,23 @@ def test_dasks_other_collections():
     assert (multimm.matmul(DataArray(x), x) == 4).all()
 
 
+def test_collections_that_are_no_array_are_not_written(tmp_path):
+    """Dask and NumPy made one of Python objects of them, or raised errors of their own."""
+    lazy = da.ones((4, 4), chunks=2)
+    several = xr.Dataset({"x": (("i", "j"), lazy)})
+    for given in (db.from_sequence([1]), several, DataArray(lazy), dask.delayed(1)):
+        with refused(ArrayTypeError, f"array is a {kind_of(given)}, lazy but no Dask array"):
+            io.save_array(given, tmp_path / "c.npy")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_lazy_objects_of_xarray_are_written(tmp_path):
+    lazy = xr.DataArray(da.ones((4, 4), chunks=2))
+    for given in (lazy, lazy.variable):
+        with io.Output(tmp_path / "c.npy") as output:
+            assert output.store(given).numblocks == (2, 2)
+
+
 @pytest.mark.parametrize("call", [multimm.matmul, gemm, multimm.plan])
 @pytest.mark.parametrize(
     ("options", "named"),
@@ -477,6 +503,25 @@ def test_flags_of_blas_are_no_flags(call, flag):
     for name in ("trans_a", "trans_b"):
         with refused(OptionError, f"{name}={flag!r}: ", "True and False", "x.conj()"):
             call(np.ones((4, 4)), np.ones((4, 4)), **{name: flag})
+
+
+@pytest.mark.parametrize("call", TRANSPOSING)
+@pytest.mark.parametrize("given", [np.ones((2, 2)), da.ones(4), np.array(True), [True]])
+def test_options_that_are_given_arrays(call, given):
+    """An array has no truth, and one of 0 dimensions no hash."""
+    for name in ("trans_a", "trans_b", "precision"):
+        with refused(OptionError, f"{name}={' '.join(repr(given).split())}: allowed are "):
+            call(np.ones((4, 4)), np.ones((4, 4)), **{name: given})
+
+
+@pytest.mark.parametrize("call", [multimm.plan, multimm.verify])
+def test_options_of_sums_over_any_axes_that_are_given_arrays(call):
+    x = np.ones((2, 2))
+    operands = ["ij,jk->ik", x, x, x][: 3 + (call is multimm.verify)]
+    allowed = {"trans_a": "True and False", "precision": "'tf32'", "alpha": "0 dimensions"}
+    for name, what in allowed.items():
+        with refused(OptionError, name, what):
+            call(*operands, **{name: x})
 
 
 @pytest.mark.parametrize("call", [*STACKS, shapes(product_shape)])

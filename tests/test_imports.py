@@ -40,7 +40,10 @@ ALLOWED: dict[str, set[str]] = {
     "dispatch": {"acceleration_report", "entries", "graph", "operands"},
     "entries": {"acceleration_report", "api", "contractions", "operands", "settings"},
     "acceleration_report": set(),
-    "api": {"contractions", "operands", "products", "result_chunks", "graph", "planning", "gpu"},
+    "api": {
+        *("contractions", "operands", "products", "result_chunks", "shapes"),
+        *("graph", "planning", "gpu"),
+    },
     "contractions": {
         *("display", "operands", "products", "result_chunks", "settings", "shapes"),
         *("graph", "planning", "gpu"),

@@ -128,6 +128,25 @@ def test_operands_that_are_made_once_are_held_for_their_products_alone():
         assert any(peak_of(product) < MEMORY for _ in range(3))
 
 
+@pytest.mark.alone
+@pytest.mark.filterwarnings("ignore:Increasing number of chunks")  # by Dask's difference
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("of", ["differences", "a product"])
+def test_chunks_that_are_each_for_one_product_are_made_one_by_one(of, turned):
+    """A kernel matrix by few columns: rows and columns of its chunks need something in common."""
+    rng = da.random.default_rng(1)
+    x, w = rng.random((K, 8), chunks=(CHUNK, 8)), rng.random((K, 4), chunks=(CHUNK, 4))
+    with dask.config.set(scheduler="threads", num_workers=2):
+        s = multimm.matmul(x, x.T, chunks="operands") if of == "a product" else x[:, :1] - x[:, 0]
+        kernel = np.exp(-(s**2))
+        operands = (w.T, kernel) if turned else (kernel, w)
+        product = multimm.matmul(*operands)
+        np.testing.assert_allclose(product.compute(), np.matmul(*dask.compute(*operands)))
+        assert any(peak_of(product) < kernel.nbytes / 4 for _ in range(3))
+        if of == "differences":
+            assert multimm.plan(*operands).peak_bytes < kernel.nbytes / 40
+
+
 def counted(shape, seed=0):
     source = Counted(np.random.default_rng(seed).integers(-4, 5, shape).astype("f8"))
     return source, da.from_array(source, chunks=CHUNK)

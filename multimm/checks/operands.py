@@ -24,7 +24,6 @@ from multimm.operands import (
     is_dask,
     is_lazy,
     on_gpu,
-    plain_scalar,
 )
 from multimm.shapes import broadcast, check_operands, check_result
 from multimm.sources import in_blocks
@@ -55,13 +54,13 @@ def prepare(
     c: Any,
     c0: Any,
     trans: tuple[bool, bool],
-    scale: tuple[Any, Any],
+    scale: tuple[complex, complex],
     rounds: int,
     precision: Precision = "float32",
     dtype: Any = None,
 ) -> Job:
     """Check everything that can be checked before anything is computed."""
-    alpha, beta = scale = plain_scalar(scale[0]), plain_scalar(scale[1])
+    alpha, beta = scale
     lazy = any(map(is_lazy, (a, b, c, c0)))
     a, b, c = as_blocks(a, "a"), as_blocks(b, "b"), as_blocks(c, "c")
     vectors, shapes = (a.ndim == 1, b.ndim == 1), (a.shape, b.shape)

@@ -53,7 +53,8 @@ from multimm.contractions.matrices_of import matrices_of
 from multimm.display import html
 from multimm.errors import OptionError
 from multimm.gpu.kernel_selection import Precision, check_precision
-from multimm.operands import check_waits, is_lazy
+from multimm.operands import check_waits, is_lazy, plain_scalar
+from multimm.shapes import check_flags
 
 #: What is said where no element of C was compared with a number.
 UNSEEN = "nothing could be checked: no element of c can be told to be right, all are non-finite"
@@ -252,6 +253,8 @@ def verify(
     (True, False)
     """
     check_precision(precision)
+    check_flags(trans_a, trans_b)
+    alpha, beta = plain_scalar(alpha), plain_scalar(beta)
     rounds, seed = draws(rounds, seed)
     if isinstance(a, str) or axes is not None or more:
         if trans_a or trans_b or c0 is not None or (alpha, beta) != (1, 0):

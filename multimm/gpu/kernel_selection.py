@@ -48,9 +48,9 @@ class Choice(NamedTuple):
     reason: str  #: one line
 
 
-def check_precision(precision: str, allowed: tuple[str, ...] = PRECISIONS) -> None:
+def check_precision(precision: object, allowed: tuple[str, ...] = PRECISIONS) -> None:
     """Raise `OptionError` for a precision that does not exist."""
-    if precision not in allowed:
+    if not isinstance(precision, str) or precision not in allowed:  # an array is not compared
         names = ", ".join(map(repr, allowed))
         raise OptionError(f"precision={precision!r}: allowed are {names}")
 

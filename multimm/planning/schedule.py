@@ -204,9 +204,10 @@ class Schedule:
         """Whether all blocks of C take a k-tile before any takes one `WINDOW` later.
 
         Dask puts the tasks of a process in order block by block otherwise, and an operand that
-        tasks make is held for the next blocks. All of C is held here, twice while it is added to.
+        tasks make is held for the next blocks, if these take it, too. All of C is held here, twice
+        while it is added to, and what the k-tiles need.
         """
-        return (
+        if not (
             self.alone
             and not (self.stream or self.partial_products)
             and self.problem.awaited
@@ -214,7 +215,20 @@ class Schedule:
             and self.row_panels == 1 < self.work.count
             and self.k_tiles_per_task == 1
             and self.steps > WINDOW
-            and 2 * self.problem.summed_bytes <= sum(self.spec(role).nbytes for role in self.roles)
+        ):
+            return False
+        held = sum(self.spec(role).nbytes for role in self.roles if role not in self.for_one)
+        k_tiles = WINDOW * sum(self.spec(role).nbytes for role in self.roles) // self.steps
+        return 2 * self.problem.summed_bytes <= held >= k_tiles
+
+    @cached_property
+    def for_one(self) -> tuple[str, ...]:
+        """The operands each of whose blocks is for one block of C."""
+        beside = {"a": self.n_blocks, "b": self.m_blocks}
+        return tuple(
+            role
+            for role in self.roles
+            if len(beside[role]) == 1 and all(len(x.users) == 1 for x in self.shares(role))
         )
 
     def begins(self, part: int, workers: int) -> int:
@@ -425,15 +439,17 @@ class Schedule:
 
         An operand that comes as a single chunk may be for all of them.
         """
-        made = dict(zip("ab", self.problem.made_anywhere, strict=True))
-        beside = {"a": self.n_blocks, "b": self.m_blocks}
         chunked = [role for role in self.roles if self.spec(role).blocks > 1]
-        return bool(chunked) and all(
-            made[role]
-            and len(beside[role]) == 1
-            and all(map(within, self.spec(role).chunks, self.operand_chunks(role)))
-            and all(len(share.users) == 1 for share in self.shares(role))
-            for role in chunked
+        return bool(chunked) and {*chunked} <= {*self.made_for_one}
+
+    @cached_property
+    def made_for_one(self) -> tuple[str, ...]:
+        """Operands that tasks make anywhere, and each of whose chunks is for one product."""
+        made = dict(zip("ab", self.problem.made_anywhere, strict=True))
+        return tuple(
+            role
+            for role in self.for_one
+            if made[role] and all(map(within, self.spec(role).chunks, self.operand_chunks(role)))
         )
 
     @cached_property

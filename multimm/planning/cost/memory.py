@@ -159,6 +159,12 @@ def _made_when_due(layout: Schedule, cluster: ClusterSpec) -> bool:
     return layout.queued or layout.by_block or (bounds_blocks(cluster) and layout.made_once)
 
 
+def _made_for_one(layout: Schedule, cluster: ClusterSpec, role: str) -> bool:
+    """The same of one operand, beside another one that is kept for several products."""
+    by_itself = not (layout.in_step or layout.by_block) and role in layout.made_for_one
+    return bounds_blocks(cluster) and by_itself
+
+
 def _k_tiles(layout: Schedule, cluster: ClusterSpec, each: int) -> Terms:
     """Of k-tiles of the operands that `each` places of a worker need: none of it can be spilled."""
     terms: Terms = {}
@@ -167,6 +173,10 @@ def _k_tiles(layout: Schedule, cluster: ClusterSpec, each: int) -> Terms:
         used = layout.operands.first_use.items()
         return {f"{role.upper()} in use": ahead * each * size for role, size in used}
     for role, k_tile_bytes in layout.operands.in_use.items():
+        if _made_for_one(layout, cluster, role):
+            products = products_at_once(layout, cluster)
+            terms[f"{role.upper()} in use"] = products * layout.operands.first_use[role]
+            continue
         at_once = min(layout.k_tiles_per_task, layout.steps)
         arrives = layout.operands.arrives(role)
         if arrives or layout.in_step:  # of one task, and the next one's
@@ -249,6 +259,7 @@ def _kept(layout: Schedule, cluster: ClusterSpec, each: int, k_tiles: Terms) -> 
         # What comes as a single chunk is for all products, from the first to the last.
         chunked = layout.queued or layout.spec(role).blocks > 1
         due = chunked and not layout.by_block and _made_when_due(layout, cluster)
+        due = due or _made_for_one(layout, cluster, role)
         if due or _used_at_once(layout, cluster, role):
             owner = min(owner, SHORT * int(used))
         if role in layout.operands.packed:
