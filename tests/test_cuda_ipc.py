@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from clusters import asked_families, in_threads
 from distributed import Client
+from distributed.protocol.serialize import families as known_families
 from gpu_pools import pool_of, waiting
 from stand_in import GPUArray, fake_cupy
 
@@ -242,6 +243,7 @@ def test_a_pool_on_another_host_is_not_mapped(dask, monkeypatch):
 
 @pytest.mark.parametrize("address", ["ucxx://10.0.0.1:1", "inproc://10.0.0.1/1/2"])
 def test_other_transports_are_left_alone(dask, monkeypatch, address):
+    assert cuda_ipc.NAME in known_families  # peers that ask so may be asking it
     worker, plugin = a_gpu_worker(monkeypatch, None), CudaIpc()
     worker.address = address
     plugin.setup(worker)  # would import CuPy

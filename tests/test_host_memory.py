@@ -15,6 +15,7 @@ import pytest
 from clusters import asked_families
 
 from multimm.cluster.plugins import families, host_memory
+from distributed.protocol.serialize import families as known_families
 from multimm.cluster.plugins.host_memory import HostMemory
 
 pytestmark = pytest.mark.skipif(
@@ -207,3 +208,4 @@ def test_other_transports_are_left_alone(address):
     plugin.begin(worker)
     assert not plugin.direct
     assert families.asked(worker.rpc) is None
+    assert host_memory.NAME in known_families  # peers that do may be asking it

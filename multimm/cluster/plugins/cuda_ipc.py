@@ -89,6 +89,7 @@ class CudaIpc(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Be ready to answer; `begin` asks."""
         self.direct, self.reason = False, ""
+        answer(NAME, say_where, read)  # peers that are concerned ask this one, too
         if not is_concerned(worker):
             return
         global _own
@@ -96,8 +97,6 @@ class CudaIpc(WorkerPlugin):
             _own = _Own(own_pool(), *_own_range())
         except Exception as error:
             self._give_up(f"this worker's memory cannot be shared: {error}")
-            return
-        answer(NAME, say_where, read)
 
     async def meet(self, worker: Worker, peer: str) -> None:
         """Map the pool of a peer on this host, which takes some tenths of a second."""

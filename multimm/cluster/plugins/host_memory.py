@@ -82,6 +82,7 @@ class HostMemory(WorkerPlugin):
             return
         found: Any = await worker.rpc(peer).run(function=pickle.dumps(_process_if_concerned))
         if found["status"] == "OK" and not _can_read(found["result"]):
+        answer(NAME, say_where, read)  # peers that are concerned ask this one, too
             self.refused = peer
             logger.info("the memory of worker %s cannot be read", peer)
 
