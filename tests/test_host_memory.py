@@ -82,6 +82,7 @@ class Own(np.ndarray):
         (np.ones((EDGE, EDGE)).view(Own), HERE),
         (np.ones((EDGE, EDGE)), ELSEWHERE),
         (np.ones((EDGE, EDGE)), None),
+        (np.ones(EDGE * EDGE, np.dtype("f8", metadata={"of a user": lambda: 0})), HERE),
     ],
 )
 def test_all_else_is_sent_as_before(block, context):
