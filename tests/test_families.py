@@ -117,3 +117,21 @@ def test_what_is_asked_for_last_is_asked_for_first_and_dasks_own_ways_last():
 )
 def test_a_host_is_told_by_its_address(context, same):
     assert families.same_host(context) == same
+@pytest.mark.parametrize(
+    ("options", "direct"),
+    [
+        ({}, True),
+        ({"direct_to_workers": False}, False),
+        ({"deserializers": ["dask", "pickle", "error"]}, None),  # it would refuse other answers
+    ],
+)
+def test_a_client_asks_so_unless_it_was_told_how_to_ask(options, direct):
+    with (
+        in_threads(1, protocol="tcp", memory_limit=0) as cluster,
+        Client(cluster, **options) as client,
+    ):
+        families.ask_as_client(client, "by values")
+        assert client.direct_to_workers is direct
+        assert (families.asked(client.rpc) is not None) == bool(direct)
+
+

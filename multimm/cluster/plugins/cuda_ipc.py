@@ -33,7 +33,7 @@ from distributed import Worker, WorkerPlugin
 from distributed.protocol.cuda import cuda_dumps, cuda_loads
 
 from multimm.cluster.inspect.workers import IPC_PLUGIN
-from multimm.cluster.plugins.families import answer, ask, same_host, stop_asking
+from multimm.cluster.plugins.families import answer, ask, ask_as_client, same_host, stop_asking
 from multimm.cluster.plugins.peer_memory import Pool, is_here, own_pool, when_ended
 from multimm.cluster.plugins.transport import raise_limits, wait_for_stream_0
 from multimm.gpu.arrays import by_dask_cuda, is_cupy
@@ -132,8 +132,7 @@ def begin_in(client: Client) -> None:
     pools = [pool for pool in client.run(_pool_of).values() if pool is not None]
     if pools and all(map(is_here, pools)):
         answer(NAME, say_where, read)
-        ask(client.rpc, NAME)
-        client.direct_to_workers = True  # the scheduler would pass on where a block was
+        ask_as_client(client, NAME)
 
 
 def _pool_of(dask_worker: Worker) -> Pool | None:

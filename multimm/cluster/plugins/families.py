@@ -18,7 +18,7 @@ import importlib
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed.comm.addressing import get_address_host
 from distributed.core import ConnectionPool, send_recv
@@ -26,6 +26,9 @@ from distributed.protocol.serialize import register_serialization_family
 
 #: What Dask's workers ask for.
 DASKS = ("dask", "pickle", "error")
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 #: What the workers and clients of this process ask for through their connections.
 _asked: weakref.WeakKeyDictionary[ConnectionPool, tuple[str, ...]] = weakref.WeakKeyDictionary()
@@ -67,6 +70,16 @@ def same_host(context: Mapping[str, Any] | None) -> bool:
         return False
     ends = {get_address_host(context[end]["address"]) for end in ("sender", "recipient")}
     return len(ends) == 1
+
+
+def ask_as_client(client: Client, family: str) -> None:
+    """Ask workers themselves for results: the scheduler would read and send them.
+
+    A client that was told how to fetch them does as it was told.
+    """
+    if client.direct_to_workers is not False and client.rpc.deserializers is None:
+        ask(client.rpc, family)
+        client.direct_to_workers = True
 
 
 def behind(copy: Callable[[], None]) -> None:

@@ -27,7 +27,14 @@ import numpy as np
 from distributed import Worker, WorkerPlugin
 from distributed.comm.addressing import get_address_host
 
-from multimm.cluster.plugins.families import answer, ask, behind, same_host, stop_asking
+from multimm.cluster.plugins.families import (
+    answer,
+    ask,
+    ask_as_client,
+    behind,
+    same_host,
+    stop_asking,
+)
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -98,8 +105,7 @@ def begin_in(client: Client) -> None:
     found = client.run(_process_if_concerned).values()
     if found and all(map(_can_read, found)):
         answer(NAME, say_where, read)
-        ask(client.rpc, NAME)
-        client.direct_to_workers = True  # the scheduler would send what it has read itself
+        ask_as_client(client, NAME)
 
 
 def _is_concerned(worker: Worker) -> bool:
