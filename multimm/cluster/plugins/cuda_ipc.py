@@ -33,7 +33,7 @@ from distributed import Worker, WorkerPlugin
 from distributed.protocol.cuda import cuda_dumps, cuda_loads
 
 from multimm.cluster.inspect.workers import IPC_PLUGIN
-from multimm.cluster.plugins.families import answer, ask, ask_as_client, same_host, stop_asking
+from multimm.cluster.plugins.families import NeverReadError, answer, ask, ask_as_client, same_host
 from multimm.cluster.plugins.peer_memory import Pool, is_here, own_pool, when_ended
 from multimm.cluster.plugins.transport import raise_limits, wait_for_stream_0
 from multimm.gpu.arrays import by_dask_cuda, is_cupy
@@ -207,8 +207,8 @@ def read(header: Mapping[str, Any], frames: Sequence[Any]) -> Any:
             _wait(stream, sum(x.nbytes for x in ours))
     except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
         if is_here(pool):  # else it was lost meanwhile
-            stop_asking(NAME)  # Dask asks again, and then through the host
-            logger.warning("GPU blocks travel through the host's memory from now on: %s", error)
+            reason = f"GPU blocks travel through the host's memory from now on: {error}"
+            raise NeverReadError(NAME, reason) from error
         raise OSError(f"the memory of process {pool.pid} was not read: {error}") from error
     except MemoryError as error:
         raise OSError(f"no memory for a block of process {pool.pid}: {error}") from error
