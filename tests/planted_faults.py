@@ -716,33 +716,43 @@ TRANSPORT = (
     Fault(
         "a task has a block before it is filled, and its owner may forget it",
         "cluster/plugins/families.py",
-        "await asyncio.gather(*map(asyncio.to_thread, copies))",
-        "asyncio.gather(*map(asyncio.to_thread, copies))",
+        "await asyncio.gather(*map(begin, copies))",
+        "asyncio.gather(*map(begin, copies))",
         "families",
     ),
     Fault(
         "the owner of a block may forget it while others copy it",
         "cluster/plugins/families.py",
-        """            try:
-                await asyncio.gather(*map(asyncio.to_thread, copies))
-            except BaseException:
-                comm.abort()  # the sender still waits for an answer
-                raise
+        """            await asyncio.gather(*map(begin, copies))
             if response["status"] == "OK":
                 await comm.write("OK")
 """,
         """            if response["status"] == "OK":
                 await comm.write("OK")
-            await asyncio.gather(*map(asyncio.to_thread, copies))
+            await asyncio.gather(*map(begin, copies))
 """,
         "families",
     ),
     Fault(
         "who could not copy a block leaves its owner waiting, on a connection that is used again",
         "cluster/plugins/families.py",
-        "                comm.abort()  # the sender still waits for an answer\n",
+        "            comm.abort()  # the sender still waits for an answer\n",
         "",
         "families",
+    ),
+    Fault(
+        "a worker that is being closed drops blocks that others copy, and they take what is there",
+        "cluster/plugins/host_memory.py",
+        "        _mark_this_process()\n",
+        "        pass\n",
+        "host_memory",
+    ),
+    Fault(
+        "who waits for a block that may be read no more waits for ever",
+        "cluster/plugins/host_memory.py",
+        " and error.errno in LOST",
+        "",
+        "host_memory",
     ),
     Fault(
         "blocks of another host are looked for on this one",

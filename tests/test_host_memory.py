@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import errno
 import os
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import msgpack
 import numpy as np
 import pytest
 from clusters import asked_families
+from distributed.protocol.serialize import families as known_families
 
 from multimm.cluster.plugins import families, host_memory
 from multimm.cluster.plugins.host_memory import HostMemory
@@ -79,6 +82,7 @@ class Own(np.ndarray):
         (np.ones((EDGE, EDGE))[:, ::2], HERE),
         (np.broadcast_to(np.ones(EDGE), (EDGE, EDGE)), HERE),
         (np.ones((EDGE, EDGE)).view(Own), HERE),
+        (np.ones(EDGE * EDGE, np.dtype("f8", metadata={"of a user": lambda: 0})), HERE),
         (np.ones((EDGE, EDGE)), ELSEWHERE),
         (np.ones((EDGE, EDGE)), None),
     ],
@@ -151,20 +155,55 @@ def test_a_process_that_is_forked_is_another_one():
 
 
 @pytest.mark.parametrize("address", [0, 8])
-def test_a_block_that_cannot_be_read_is_asked_for_as_before(asks, caplog, address):
-    """Of a peer that can: nobody asks for blocks so again, as the next might be another such."""
+def test_a_block_that_cannot_be_read_is_asked_for_as_before(asks, address):
+    """Of a peer that can: nobody asks for blocks so again, as the next might be another such.
+
+    If somebody waits for it: else its owner may have dropped it.
+    """
     assert host_memory._can_read(host_memory._process())
-    with pytest.raises(OSError, match=r"process \d+ was not read"):
+    with pytest.raises(families.NeverReadError, match=r"from now on: .*process \d+ was not read"):
         host_memory.read(header_of(address=address), [])
-    assert host_memory.NAME not in families.asked(asks)
-    assert "over the network's loopback from now on" in caplog.text
+    assert host_memory.NAME in families.asked(asks)  # whoever fetches it decides
 
 
-def test_a_peer_that_was_never_read_is_asked_as_before(asks):
+def test_a_peer_that_may_be_read_no_more_is_asked_as_before(monkeypatch):
+    """It is not lost: who waited for it to come back would wait for ever."""
+    assert host_memory._can_read(host_memory._process())
+
+    class Library:
+        @staticmethod
+        def process_vm_readv(*args):
+            ctypes.set_errno(errno.EPERM)
+            return -1
+
+    monkeypatch.setattr(host_memory, "_library", lambda: Library)
+    with pytest.raises(families.NeverReadError, match="not permitted"):
+        host_memory.read(header_of(), [])
+
+
+def test_a_peer_that_was_never_read_is_asked_as_before():
     stranger = host_memory._process()._replace(mark=bytes(16))
-    with pytest.raises(OSError, match="was not read"):
+    with pytest.raises(families.NeverReadError, match="was not read"):
         host_memory.read(header_of(process=tuple(stranger)), [])
-    assert host_memory.NAME not in families.asked(asks)
+
+
+def test_a_block_that_its_owner_may_have_dropped_meanwhile_is_not_taken(asks, monkeypatch):
+    """A worker is closed while its block is copied."""
+    header, plugin = header_of(), HostMemory()
+    assert host_memory._can_read(host_memory._process())
+
+    class Library:
+        @staticmethod
+        def process_vm_readv(pid, mine, _, theirs, *more):
+            for one, other in zip(mine, theirs, strict=True):
+                ctypes.memmove(one.address, other.address, one.nbytes)
+                plugin.teardown(a_worker(None))
+            return sum(part.nbytes for part in mine)
+
+    monkeypatch.setattr(host_memory, "_library", lambda: Library)
+    with pytest.raises(OSError, match="was not read"):
+        host_memory.read(header, [])
+    assert host_memory.NAME in families.asked(asks)
 
 
 # -------------------------------------------------------------------------- who asks
@@ -207,3 +246,4 @@ def test_other_transports_are_left_alone(address):
     plugin.begin(worker)
     assert not plugin.direct
     assert families.asked(worker.rpc) is None
+    assert host_memory.NAME in known_families  # peers that do may be asking it

@@ -33,7 +33,7 @@ from distributed import Worker, WorkerPlugin
 from distributed.protocol.cuda import cuda_dumps, cuda_loads
 
 from multimm.cluster.inspect.workers import IPC_PLUGIN
-from multimm.cluster.plugins.families import answer, ask, same_host, stop_asking
+from multimm.cluster.plugins.families import NeverReadError, answer, ask, ask_as_client, same_host
 from multimm.cluster.plugins.peer_memory import Pool, is_here, own_pool, when_ended
 from multimm.cluster.plugins.transport import raise_limits, wait_for_stream_0
 from multimm.gpu.arrays import by_dask_cuda, is_cupy
@@ -89,6 +89,7 @@ class CudaIpc(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Be ready to answer; `begin` asks."""
         self.direct, self.reason = False, ""
+        answer(NAME, say_where, read)  # peers that are concerned ask this one, too
         if not is_concerned(worker):
             return
         global _own
@@ -96,8 +97,6 @@ class CudaIpc(WorkerPlugin):
             _own = _Own(own_pool(), *_own_range())
         except Exception as error:
             self._give_up(f"this worker's memory cannot be shared: {error}")
-            return
-        answer(NAME, say_where, read)
 
     async def meet(self, worker: Worker, peer: str) -> None:
         """Map the pool of a peer on this host, which takes some tenths of a second."""
@@ -133,8 +132,7 @@ def begin_in(client: Client) -> None:
     pools = [pool for pool in client.run(_pool_of).values() if pool is not None]
     if pools and all(map(is_here, pools)):
         answer(NAME, say_where, read)
-        ask(client.rpc, NAME)
-        client.direct_to_workers = True  # the scheduler would pass on where a block was
+        ask_as_client(client, NAME)
 
 
 def _pool_of(dask_worker: Worker) -> Pool | None:
@@ -209,8 +207,8 @@ def read(header: Mapping[str, Any], frames: Sequence[Any]) -> Any:
             _wait(stream, sum(x.nbytes for x in ours))
     except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
         if is_here(pool):  # else it was lost meanwhile
-            stop_asking(NAME)  # Dask asks again, and then through the host
-            logger.warning("GPU blocks travel through the host's memory from now on: %s", error)
+            reason = f"GPU blocks travel through the host's memory from now on: {error}"
+            raise NeverReadError(NAME, reason) from error
         raise OSError(f"the memory of process {pool.pid} was not read: {error}") from error
     except MemoryError as error:
         raise OSError(f"no memory for a block of process {pool.pid}: {error}") from error

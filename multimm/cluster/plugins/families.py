@@ -15,22 +15,46 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
+import logging
+import os
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed.comm.addressing import get_address_host
 from distributed.core import ConnectionPool, send_recv
 from distributed.protocol.serialize import register_serialization_family
 
+if TYPE_CHECKING:
+    from distributed import Client
+
+logger = logging.getLogger(__name__)
+
 #: What Dask's workers ask for.
 DASKS = ("dask", "pickle", "error")
+#: Threads that copy in a process; arbitrary: a few keep its memory busy.
+THREADS = 4
 
 #: What the workers and clients of this process ask for through their connections.
 _asked: weakref.WeakKeyDictionary[ConnectionPool, tuple[str, ...]] = weakref.WeakKeyDictionary()
 #: Of the message that is being read: what fills its blocks.
 _copies: ContextVar[list[Callable[[], None]] | None] = ContextVar("copies", default=None)
+
+
+class NeverReadError(OSError):
+    """A process is there and cannot be read: its blocks are asked for in another way.
+
+    Parameters
+    ----------
+    family : str
+        What nobody in this process asks for any more.
+    """
+
+    def __init__(self, family: str, reason: str) -> None:
+        super().__init__(reason)
+        self.family = family
 
 
 def answer(family: str, say_where: Callable[..., Any], read: Callable[..., Any]) -> None:
@@ -48,6 +72,16 @@ def ask(rpc: ConnectionPool, family: str) -> None:
     """Ask for a family through these connections, before all others, from now on."""
     others = (name for name in _asked.get(rpc, DASKS) if name != family)
     _asked[rpc] = (family, *others)
+
+
+def ask_as_client(client: Client, family: str) -> None:
+    """Ask workers themselves for results: the scheduler would read and send them.
+
+    A client that was told how to fetch them does as it was told.
+    """
+    if client.direct_to_workers is not False and client.rpc.deserializers is None:
+        ask(client.rpc, family)
+        client.direct_to_workers = True
 
 
 def stop_asking(family: str) -> None:
@@ -81,6 +115,15 @@ def behind(copy: Callable[[], None]) -> None:
         copies.append(copy)
 
 
+@functools.cache
+def _threads(process: int) -> ThreadPoolExecutor:
+    """Of this process, and not of the one it was forked from; nor the event loop's.
+
+    Tasks may fill those, and wait there for a block.
+    """
+    return ThreadPoolExecutor(THREADS, "multimm-copies")
+
+
 def _asking(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """Dask's handshake, with a wait for copies before the sender hears that all is well."""
 
@@ -92,29 +135,30 @@ def _asking(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[
         if serializers is None or kwargs.get("serializers") is not None:
             return await original(rpc, keys, worker, **kwargs)
         comm = await rpc.connect(worker)
+        copies: list[Callable[[], None]] = []
+        context = _copies.set(copies)
         try:
-            copies: list[Callable[[], None]] = []
-            context = _copies.set(copies)
-            try:
-                response = await send_recv(
-                    comm,
-                    op="get_data",
-                    keys=keys,
-                    who=kwargs.get("who"),
-                    serializers=serializers,
-                    deserializers=rpc.deserializers,
-                )
-            finally:
-                _copies.reset(context)
-            try:
-                await asyncio.gather(*map(asyncio.to_thread, copies))
-            except BaseException:
-                comm.abort()  # the sender still waits for an answer
-                raise
+            response = await send_recv(
+                comm,
+                op="get_data",
+                keys=keys,
+                who=kwargs.get("who"),
+                serializers=serializers,
+            )
+            loop = asyncio.get_running_loop()
+            begin = functools.partial(loop.run_in_executor, _threads(os.getpid()))
+            await asyncio.gather(*map(begin, copies))
             if response["status"] == "OK":
                 await comm.write("OK")
             return response
+        except BaseException as error:
+            comm.abort()  # the sender still waits for an answer
+            if isinstance(error, NeverReadError):
+                stop_asking(error.family)
+                logger.warning("%s", error)
+            raise
         finally:
+            _copies.reset(context)
             rpc.reuse(worker, comm)
 
     setattr(get_data_from_worker, "wraps_dask", True)  # noqa: B010

@@ -7,7 +7,8 @@ of its sender a block lies, and the receiver copies it from there, once (`proces
 - *Who asks* is a receiver that could read a few bytes of each peer on its host. Containers may
   forbid it; then blocks travel as before.
 - *Another process* may have the sender's number, as in other containers, or after its end. So each
-  message names 16 random bytes of the sender, and where they lie; they are read with the block.
+  message names 16 random bytes of the sender, and where they lie; they are read behind the block.
+  A worker that is being closed changes them, for then it may drop blocks that are being read.
 - *Whom to trust.* Linux lets a user's processes read each other. Where it is set to refuse (Yama),
   a worker lets its parent's other children read it, and nobody else.
 """
@@ -27,7 +28,14 @@ import numpy as np
 from distributed import Worker, WorkerPlugin
 from distributed.comm.addressing import get_address_host
 
-from multimm.cluster.plugins.families import answer, ask, behind, same_host, stop_asking
+from multimm.cluster.plugins.families import (
+    NeverReadError,
+    answer,
+    ask,
+    ask_as_client,
+    behind,
+    same_host,
+)
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -42,6 +50,8 @@ LEAST_BYTES = 2**16
 LONG_BYTES = 2**22
 #: Bytes of one call, below the kernel's limit of 2 GiB.
 MOST_BYTES = 2**30
+#: What Linux says of a process that has ended; of another one with its number, now and then.
+LOST = (errno.ESRCH, errno.EFAULT)
 #: Of Linux's prctl: PR_SET_PTRACER, which processes may read this one. Refused where none may not.
 SET_READER = 0x59616D61
 
@@ -72,9 +82,13 @@ class HostMemory(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Be ready to answer; `begin` asks."""
         self.direct, self.refused = False, ""
+        answer(NAME, say_where, read)  # peers that are concerned ask this one, too
         if _is_concerned(worker):
             _let_siblings_read()
-            answer(NAME, say_where, read)
+
+    def teardown(self, worker: Worker) -> None:
+        """Have copies fail that are under way: blocks may go before they are over."""
+        _mark_this_process()
 
     async def meet(self, worker: Worker, peer: str) -> None:
         """Try to read a peer on this host."""
@@ -97,8 +111,7 @@ def begin_in(client: Client) -> None:
     found = client.run(_process_if_concerned).values()
     if found and all(map(_can_read, found)):
         answer(NAME, say_where, read)
-        ask(client.rpc, NAME)
-        client.direct_to_workers = True  # the scheduler would send what it has read itself
+        ask_as_client(client, NAME)
 
 
 def _is_concerned(worker: Worker) -> bool:
@@ -119,12 +132,16 @@ def say_where(x: Any, context: Mapping[str, Any] | None = None) -> tuple[dict[st
         raise NotImplementedError
     if not x.flags.forc or not same_host(context):
         raise NotImplementedError
+    try:
+        dtype = pickle.dumps(x.dtype)  # ml_dtypes' have no text
+    except Exception:
+        raise NotImplementedError from None  # Dask leaves out what a user has added to it
     return {
         "process": tuple(_process()),
         "address": x.ctypes.data,
         "shape": x.shape,
         "order": "C" if x.flags.c_contiguous else "F",
-        "dtype": pickle.dumps(x.dtype),  # ml_dtypes' have no text
+        "dtype": dtype,
         "writeable": x.flags.writeable,
     }, []
 
@@ -148,10 +165,10 @@ def _fill(x: Any, process: Process, address: int) -> None:
     try:
         _copy(process, address, x)
     except OSError as error:
-        if process not in _met or _answers(process):  # else it was lost meanwhile
-            stop_asking(NAME)  # Dask asks again, and then for the bytes
-            logger.warning("blocks travel over the network's loopback from now on: %s", error)
-        raise
+        if process in _met and error.errno in LOST and not _answers(process):
+            raise
+        reason = f"blocks travel over the network's loopback from now on: {error}"
+        raise NeverReadError(NAME, reason) from error
     _met.add(process)
 
 
@@ -206,8 +223,8 @@ def _copy(process: Process, address: int, x: Any) -> None:
     """Fill an array without gaps from another process's memory."""
     for start in range(0, x.nbytes, MOST_BYTES):
         nbytes, mark = min(MOST_BYTES, x.nbytes - start), np.empty_like(_MARK)
-        mine = _parts((mark.ctypes.data, mark.nbytes), (x.ctypes.data + start, nbytes))
-        theirs = _parts((process.address, mark.nbytes), (address + start, nbytes))
+        mine = _parts((x.ctypes.data + start, nbytes), (mark.ctypes.data, mark.nbytes))
+        theirs = _parts((address + start, nbytes), (process.address, mark.nbytes))
         read = _library().process_vm_readv(process.pid, mine, 2, theirs, 2, 0)
         number = ctypes.get_errno() if read < 0 else errno.ESRCH
         if read < mark.nbytes + nbytes or mark.tobytes() != process.mark:
