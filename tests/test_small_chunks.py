@@ -86,6 +86,18 @@ def test_a_symmetric_product_is_cut_as_usual_before_a_search(searched, monkeypat
     assert len(searched) == 1
 
 
+def test_parts_of_k_of_a_tall_array_need_no_search(searched, monkeypatch):
+    x = MatrixSpec((65_536, 128), chunks=((8192,) * 8, (128,)), owners=UNEVEN)
+    tall = Problem(x.T, x, symmetric=True, same="turned")
+    found = plan_matmul(tall, cpus(2))
+    assert found.layout.k_parts
+    assert searched == []
+    monkeypatch.setitem(choice.SEARCH_S, "cpu", 0.0)
+    plan_matmul.cache_clear()
+    assert found.seconds == plan_matmul(tall, cpus(2)).seconds
+    assert len(searched) == 1
+
+
 def test_a_search_may_gain_something(searched):
     large = projection(20_000)
     plan = plan_matmul(large, cpus(2, memory=10**11))

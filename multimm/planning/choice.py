@@ -174,8 +174,10 @@ def _as_they_come(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank
     chunked = problem.chunked or any(len(chunks) > 1 for chunks in problem.batch_chunks)
     known = chunked and (problem.a.owners or problem.b.owners) and cluster.workers > 1
     on_cpus = cluster.slowest.kind == "cpu"
-    if not known or problem.awaited or (on_cpus and problem.symmetric):
+    if not known or problem.awaited:
         return {}
+    if on_cpus and problem.symmetric:  # halves of C are searched for
+        return parts_in_place(problem, cluster)
     if problem.c is not None and _is_little(problem, cluster):  # none is multiplied in place
         return {}
     return first_look(problem, cluster)
