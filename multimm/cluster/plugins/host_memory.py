@@ -71,17 +71,19 @@ class HostMemory(WorkerPlugin):
     ----------
     direct : bool
         Whether it does.
+    refused : bool
+        Whether a peer could not be read.
     """
 
     name = NAME
     idempotent = True
 
     def __init__(self) -> None:
-        self.direct, self.refused = False, ""
+        self.direct, self.refused = False, False
 
     def setup(self, worker: Worker) -> None:
         """Be ready to answer; `begin` asks."""
-        self.direct, self.refused = False, ""
+        self.direct, self.refused = False, False
         answer(NAME, say_where, read)  # peers that are concerned ask this one, too
         if _is_concerned(worker):
             _let_siblings_read()
@@ -96,7 +98,7 @@ class HostMemory(WorkerPlugin):
             return
         found: Any = await worker.rpc(peer).run(function=pickle.dumps(_process_if_concerned))
         if found["status"] == "OK" and not _can_read(found["result"]):
-            self.refused = peer
+            self.refused = True
             logger.info("the memory of worker %s cannot be read", peer)
 
     def begin(self, worker: Worker) -> None:

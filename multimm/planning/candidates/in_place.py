@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import chain, product
 from math import inf
 
@@ -73,6 +74,8 @@ def stacks_in_place(problem: Problem, cluster: ClusterSpec) -> Iterator[Schedule
             yield replace(layout, row_owners=owners, band=count)  # one row panel
 
 
+# Where a search follows what was tried first, its plan asks for them again.
+@lru_cache(maxsize=1)
 def parts_in_place(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank]:
     """Layouts in which each worker's part of k is what it has of it, be it more or less.
 
