@@ -63,8 +63,10 @@ def test_a_block_that_may_not_be_written_may_not_be_written():
     assert not travelled(block).flags.writeable
 
 
-def test_a_block_of_several_calls_arrives(monkeypatch):
-    monkeypatch.setattr(host_memory, "MOST_BYTES", 100_001)
+@pytest.mark.parametrize("long", [0, 2**40])
+def test_a_block_of_several_parts_arrives(monkeypatch, long):
+    monkeypatch.setattr(host_memory, "PART_BYTES", 100_001)
+    monkeypatch.setattr(host_memory, "LONG_BYTES", long)
     block = np.random.default_rng(1).random((EDGE, EDGE))
     np.testing.assert_array_equal(travelled(block), block)
 

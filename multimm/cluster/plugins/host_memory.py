@@ -46,10 +46,10 @@ logger = logging.getLogger(__name__)
 NAME = "multimm-host-memory"
 #: Bytes of a block from which on it is read so. Arbitrary: smaller ones take as long either way.
 LEAST_BYTES = 2**16
-#: Bytes whose copy takes a millisecond or more: another thread makes it.
+#: Bytes whose copy takes a millisecond or more: other threads make it.
 LONG_BYTES = 2**22
-#: Bytes of one call, below the kernel's limit of 2 GiB.
-MOST_BYTES = 2**30
+#: Bytes of a long block that one thread copies at a time.
+PART_BYTES = 2**25
 #: What Linux says of a process that has ended; of another one with its number, now and then.
 LOST = (errno.ESRCH, errno.EFAULT)
 #: Of Linux's prctl: PR_SET_PTRACER, which processes may read this one. Refused where none may not.
@@ -156,16 +156,16 @@ def read(header: Mapping[str, Any], frames: Sequence[Any]) -> Any:
     process, address = Process(*header["process"]), header["address"]
     x = np.empty(header["shape"], pickle.loads(header["dtype"]), header["order"])
     x.flags.writeable = header["writeable"]
-    if x.nbytes < LONG_BYTES:
-        _fill(x, process, address)
-    else:
-        behind(functools.partial(_fill, x, process, address))
+    for start in range(0, x.nbytes, PART_BYTES):
+        fill = functools.partial(_fill, x, start, process, address)
+        fill() if x.nbytes < LONG_BYTES else behind(fill)
     return x
 
 
-def _fill(x: Any, process: Process, address: int) -> None:
+def _fill(x: Any, start: int, process: Process, address: int) -> None:
+    """Copy the part of a block that begins at byte `start`."""
     try:
-        _copy(process, address, x)
+        _copy(process, address, x, start)
     except OSError as error:
         if process in _met and error.errno in LOST and not _answers(process):
             raise
@@ -221,16 +221,15 @@ def _answers(process: Process) -> bool:
     return True
 
 
-def _copy(process: Process, address: int, x: Any) -> None:
-    """Fill an array without gaps from another process's memory."""
-    for start in range(0, x.nbytes, MOST_BYTES):
-        nbytes, mark = min(MOST_BYTES, x.nbytes - start), np.empty_like(_MARK)
-        mine = _parts((x.ctypes.data + start, nbytes), (mark.ctypes.data, mark.nbytes))
-        theirs = _parts((address + start, nbytes), (process.address, mark.nbytes))
-        read = _library().process_vm_readv(process.pid, mine, 2, theirs, 2, 0)
-        number = ctypes.get_errno() if read < 0 else errno.ESRCH
-        if read < mark.nbytes + nbytes or mark.tobytes() != process.mark:
-            raise OSError(number, f"process {process.pid} was not read: {os.strerror(number)}")
+def _copy(process: Process, address: int, x: Any, start: int = 0) -> None:
+    """Fill part of an array without gaps, from byte `start` on, from another process's memory."""
+    nbytes, mark = min(PART_BYTES, x.nbytes - start), np.empty_like(_MARK)
+    mine = _parts((x.ctypes.data + start, nbytes), (mark.ctypes.data, mark.nbytes))
+    theirs = _parts((address + start, nbytes), (process.address, mark.nbytes))
+    read = _library().process_vm_readv(process.pid, mine, 2, theirs, 2, 0)
+    number = ctypes.get_errno() if read < 0 else errno.ESRCH
+    if read < mark.nbytes + nbytes or mark.tobytes() != process.mark:
+        raise OSError(number, f"process {process.pid} was not read: {os.strerror(number)}")
 
 
 def _parts(*parts: tuple[int, int]) -> Any:
