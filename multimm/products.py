@@ -55,6 +55,7 @@ from multimm.planning.matrix import MatrixSpec
 from multimm.planning.options import Options
 from multimm.planning.plan import MatmulPlan
 from multimm.planning.problem import BY_RESIDUES, Problem
+from multimm.planning.tiling.counts import bounds_blocks
 from multimm.planning.tiling.grid import Blocks
 from multimm.result_chunks import asked_for
 from multimm.shapes import broadcast, check_operands, check_result
@@ -271,8 +272,10 @@ class Product(NamedTuple):
         if not is_dask(x):
             return Located(MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize), awaited=False)
         awaited = False
-        if addresses := owners_of(x, cluster.workers):  # of a product that is still lazy
-            owners = cluster.ranks(addresses)
+        # Of a product that is still lazy. Without workers it lies nowhere: it is made, as others.
+        lazy = () if bounds_blocks(cluster) else owners_of(x, cluster.workers)
+        if lazy:
+            owners = cluster.ranks(lazy)
         else:
             held = [holders.get(key, ()) for key in source_keys(x)]
             owners = where_blocks_lie(held, cluster.addresses)
