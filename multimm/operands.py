@@ -32,13 +32,11 @@ from multimm.blocks import dense_form, is_dense, is_sparse, plain
 from multimm.errors import (
     ArrayTypeError,
     ClusterError,
-    DTypeError,
     OptionError,
     ShapeError,
     kind_of,
     one_line,
 )
-from multimm.gpu import dtypes
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
@@ -93,17 +91,6 @@ class Transposed(Planned, total=False):
 
     trans_a: bool
     trans_b: bool
-
-
-def named_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of that name; `DTypeError` if there is none."""
-    try:
-        return dtypes.named(name)
-    except TypeError:
-        raise DTypeError(
-            f"there is no dtype {name!r}: use NumPy's names, such as 'float32' (for 'bfloat16' "
-            "install ml_dtypes)"
-        ) from None
 
 
 def as_array(x: Any, name: str, *, lazily: bool = False) -> Array:

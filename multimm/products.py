@@ -14,7 +14,7 @@ from multimm.cluster.describe import described
 from multimm.cluster.inspect.cluster_spec import Holders, listed_with
 from multimm.cluster.local import local
 from multimm.errors import DTypeError, MemoryBudgetError, OptionError, ShapeError
-from multimm.gpu import requested_dtype
+from multimm.gpu import dtypes, requested_dtype
 from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, on_devices, result_dtype
 from multimm.gpu.integers.bounds import is_narrow
 from multimm.gpu.integers.gemm import TENSOR_CORES, format_of
@@ -46,7 +46,6 @@ from multimm.operands import (
     check_same_device,
     current_client,
     is_dask,
-    named_dtype,
     on_gpu,
 )
 from multimm.planning.choice import in_one_task, plan_matmul
@@ -207,7 +206,7 @@ class Product(NamedTuple):
             cluster.on_gpus
             and any(x.hosted if isinstance(x, MatrixSpec) else is_dask(x) for x in given)
             and not any(map(on_gpu, self._arrays))
-            and all(on_devices(named_dtype(str(x.dtype))) for x in (*given, self.step))
+            and all(on_devices(dtypes.named(str(x.dtype))) for x in (*given, self.step))
         )
 
     def _pack_scheme(self, cluster: ClusterSpec, gpu: bool, int8: bool) -> str:
@@ -238,7 +237,7 @@ class Product(NamedTuple):
         """The format that integers are multiplied in (`format_of`), empty for other operands."""
         able = gpu and all(TENSOR_CORES in device.packs for device in cluster.devices)
         return format_of(
-            _dtype(self.a), _dtype(self.b), self._k, named_dtype(self.step.accumulate), able
+            _dtype(self.a), _dtype(self.b), self._k, dtypes.named(self.step.accumulate), able
         )
 
     def _problem(
@@ -398,7 +397,7 @@ def _arrays(*given: Given) -> list[Array]:
 
 
 def _dtype(x: Given) -> np.dtype[Any]:
-    return named_dtype(x.dtype) if isinstance(x, MatrixSpec) else x.dtype
+    return dtypes.named(x.dtype) if isinstance(x, MatrixSpec) else x.dtype
 
 
 def _rank(plan: MatmulPlan) -> tuple[bool, float]:

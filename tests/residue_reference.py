@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
+from multimm.gpu.residues import moduli
 from multimm.gpu.residues.certificate import LEVELS, Rows
 from multimm.gpu.residues.formats import FORMATS, Format
-from multimm.gpu.residues.moduli import residues
+from multimm.gpu.residues.moduli import System
 
 _REST = 2**64 - 1
 _NO_BIT = 1 << 20
@@ -191,3 +193,38 @@ def statistics(found: LookedAt, made: Packed) -> Rows:
     """What the host knows of an operand's rows."""
     shares = tuple(few / made.integers.shape[-1] for few in made.fewest)
     return Rows(bool(made.rounded), made.norm or 0.0, found.sum, shares)
+
+
+def residues(system: System, parts: Sequence[np.ndarray], count: int) -> np.ndarray:
+    """The residues of Python's integers, nearest to 0: a plane or two for each modulus.
+
+    `parts` are one array of integers, or the real and the imaginary ones.
+    """
+    planes = []
+    for at, modulus in enumerate(system.moduli[:count]):
+        numbers = [parts[0]]
+        if system.roots:
+            turned = system.roots[at] * parts[1]
+            numbers = [parts[0] + turned, parts[0] - turned]
+        for number in numbers:
+            rest = number % modulus
+            planes.append(np.where(2 * rest > modulus, rest - modulus, rest))
+    return np.array(planes, dtype=object)
+
+
+def joined(system: System, planes: np.ndarray) -> list[np.ndarray]:
+    """The opposite: parts between -P / 2 and P / 2, from their residues."""
+    count = len(planes) // system.parts
+    whole = moduli.product_of(system, count)
+    totals: list[np.ndarray] = []
+    for part in range(system.parts):
+        total = 0
+        for at in range(count):
+            own = planes[system.parts * at].astype(object)
+            if system.roots:
+                other = planes[2 * at + 1].astype(object)
+                own = own - other if part else own + other
+            total = total + own * moduli._weight(system, whole, part, at)
+        total = total % whole
+        totals.append(np.where(2 * total > whole, total - whole, total))
+    return totals

@@ -61,7 +61,7 @@ def cupy(monkeypatch):
         module.conj = lambda x: gpu(np.conj(x))
         module.broadcast_to = lambda x, shape: np.broadcast_to(x, shape, subok=True)
         monkeypatch.setattr(product, "gemm", real_gemm)
-        monkeypatch.setattr(library_gemm, "module_of", lambda **_: np)
+        monkeypatch.setattr(library_gemm, "module_of", lambda *_: np)
         yield module
     launch.device_of.cache_clear()
 

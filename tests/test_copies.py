@@ -22,7 +22,7 @@ from multimm.planning.tiling.rechunk import cuts_of, offsets, shape_of, size_of
 def cupy(monkeypatch):
     with standing_in():
         # The arrays that stand in for CuPy's are NumPy's as well.
-        monkeypatch.setattr(sub_blocks, "module_of", lambda **_: sys.modules["cupy"])
+        monkeypatch.setattr(sub_blocks, "module_of", lambda *_: sys.modules["cupy"])
         yield
 
 

@@ -213,7 +213,7 @@ def test_big_endian_operands():
         ("i1", "i1", "bool", "a has dtype int8, which is more"),
         ("i1", "i1", "object", "dtype=object: allowed are"),
         ("i1", "i1", "U3", "dtype=<U3: allowed are"),
-        ("i1", "i1", "cat", "dtype='cat': there is no such dtype"),
+        ("i1", "i1", "cat", "there is no dtype 'cat'"),
         ("O", "i1", "int32", "a has dtype object"),
     ],
 )

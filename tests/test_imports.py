@@ -32,7 +32,6 @@ ALLOWED: dict[str, set[str]] = {
         "files",
         "gpu",
         "io",
-        "operands",
         "planning",
         "settings",
     },

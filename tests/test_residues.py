@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from residue_reference import doubles, looked_at, packed, statistics
+from residue_reference import doubles, joined, looked_at, packed, residues, statistics
 
 from multimm.errors import KernelError
 from multimm.gpu.residues import launch, moduli
@@ -23,10 +23,8 @@ from multimm.gpu.residues.moduli import (
     MOST,
     REAL,
     fewest,
-    joined,
     norm_limit,
     product_of,
-    residues,
 )
 from multimm.planning.cost import memory
 from multimm.planning.problem import RESIDUES

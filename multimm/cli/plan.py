@@ -110,12 +110,12 @@ def operand(
 ) -> MatrixSpec | Any:
     """A matrix on paper, or the one in a file; or, if not `matrix`, an array of any shape."""
     from multimm.files import locate
+    from multimm.gpu.dtypes import named
     from multimm.io import open_array
-    from multimm.operands import named_dtype
     from multimm.planning.matrix import MatrixSpec
     from multimm.planning.tiling.grid import regular
 
-    itemsize = named_dtype(dtype).itemsize
+    itemsize = named(dtype).itemsize
     if chunks is not None and chunks < 1:
         raise OptionError(f"--chunks {chunks}: at least 1 is needed")
     match = re.fullmatch(r"\d+[xX]\d+" if matrix else r"\d+([xX]\d+)+", text)

@@ -16,8 +16,9 @@ from multimm.contractions.pair import Matrices, Term, elementwise
 from multimm.contractions.steps import Contraction
 from multimm.contractions.subscripts import Labels, in_letters
 from multimm.display import html
+from multimm.gpu.dtypes import named
 from multimm.gpu.kernel_selection import Precision, check_held, check_precision
-from multimm.operands import Array, is_dask, named_dtype
+from multimm.operands import Array, is_dask
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.plan import MatmulPlan
@@ -207,7 +208,7 @@ def _on_paper(operands: Sequence[Any]) -> tuple[list[Any], bool | None]:
 
 def _paper(chunks: Any, dtype: str, number: int) -> da.Array:
     """A Dask array without tasks."""
-    meta: Any = np.empty((0,) * len(chunks), named_dtype(dtype))
+    meta: Any = np.empty((0,) * len(chunks), named(dtype))
     return da.Array({}, f"on-paper-{number}-{len(chunks)}", chunks, meta=meta)
 
 

@@ -18,13 +18,19 @@ def named(dtype: DTypeLike) -> np.dtype[Any]:
 
     Raises
     ------
-    TypeError
+    DTypeError
         If there is none.
     """
     if isinstance(dtype, str) and dtype == "bfloat16":
         with suppress(ImportError):
             importlib.import_module("ml_dtypes")
-    return np.dtype(dtype)
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        raise DTypeError(
+            f"there is no dtype {dtype!r}: use NumPy's, such as 'int32' or 'float64' (for "
+            "'bfloat16' install ml_dtypes)"
+        ) from None
 
 
 def result_dtype(a: DTypeLike, b: DTypeLike) -> np.dtype[Any]:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from multimm.blocks import ALIKE
-from multimm.errors import ArrayTypeError, kind_of
+from multimm.blocks import plain
+from multimm.errors import ArrayTypeError
 from multimm.gpu.arrays import is_cupy
 from multimm.gpu.dtypes import accumulate_dtype, result_dtype, scaled_dtype
 from multimm.gpu.integers import gemm as integers
@@ -74,7 +74,7 @@ def gemm(
     ShapeError, DTypeError, ArrayTypeError
         Operands that do not fit together.
     """
-    xp = module_of(a=a, b=b, c=c, partial=partial)
+    xp = module_of(a, b, c, partial)
     shape = product_shape(a.shape, b.shape, trans_a, trans_b)
     out = result_dtype(a.dtype, b.dtype)
     held = accumulate_dtype(a.dtype, b.dtype) if accumulate is None else np.dtype(accumulate)
@@ -123,7 +123,7 @@ def add_partials(
     ArrayTypeError
         NumPy and CuPy mixed.
     """
-    xp = module_of(**{f"part {i}": part for i, part in enumerate(parts)}, c=c)
+    xp = module_of(*parts, c)
     alpha, beta = _plain(alpha), _plain(0 if c is None else beta)
     held = np.result_type(*(part.dtype for part in parts))
     total = None if alpha == 0 else _tree(parts)
@@ -144,33 +144,23 @@ def transpose(a: Array) -> Array:
     array, shape (..., n, m)
         New memory, on the device of `a`.
     """
-    module_of(a=a)
+    module_of(a)
     return a.swapaxes(-1, -2).copy(order="C")
 
 
-def module_of(**operands: Array) -> ModuleType:
-    """Return the one module that all operands are arrays of."""
-    kinds = {name: _kind(name, x) for name, x in operands.items() if x is not None}
-    if not kinds:
-        raise ArrayTypeError(f"{' and '.join(operands)} is None: NumPy and CuPy arrays are allowed")
-    if len(set(kinds.values())) > 1:
-        given = ", ".join(f"{name} is {kind}" for name, kind in kinds.items())
+def module_of(*operands: Array) -> ModuleType:
+    """Return the one module that all operands are arrays of, but for those that are None."""
+    given = [x for x in operands if x is not None]
+    on_gpu = [is_cupy(x) for x in given]
+    for x, there in zip(given, on_gpu, strict=True):
+        if not there:
+            plain(x, "an operand")
+    if any(on_gpu) != all(on_gpu):
         raise ArrayTypeError(
-            f"{given}: all must be NumPy arrays or all CuPy arrays; move one kind with "
-            "cupy.asarray or cupy.asnumpy"
+            "NumPy and CuPy arrays are mixed: move those of one kind, with cupy.asarray or "
+            "cupy.asnumpy"
         )
-    return sys.modules[next(iter(kinds.values()))]
-
-
-def _kind(name: str, x: Array) -> str:
-    if type(x) is np.ndarray or type(x) in ALIKE:
-        return "numpy"
-    if is_cupy(x):
-        return "cupy"
-    raise ArrayTypeError(
-        f"{name} is a {kind_of(x)}: NumPy and CuPy arrays are allowed, masked and sparse ones are "
-        "not; convert it first"
-    )
+    return sys.modules["cupy" if any(on_gpu) else "numpy"]
 
 
 def aligned(*operands: Array) -> tuple[Array, ...]:

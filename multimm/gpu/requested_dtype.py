@@ -27,13 +27,7 @@ def named(dtype: DTypeLike) -> DType:
     DTypeError
         For what is no dtype, or has no matrix product.
     """
-    try:
-        made = dtypes.named(dtype)
-    except TypeError:
-        raise DTypeError(
-            f"dtype={dtype!r}: there is no such dtype; use NumPy's, such as 'int32' or 'float64', "
-            "or install ml_dtypes for 'bfloat16'"
-        ) from None
+    made = dtypes.named(dtype)
     return numeric(made, f"dtype={made}")
 
 

@@ -6,11 +6,8 @@ Pure arithmetic: nothing in this module launches anything, and Python's integers
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from math import isqrt, log2, prod, sqrt
 from typing import NamedTuple
-
-import numpy as np
 
 from multimm.errors import KernelError
 
@@ -127,38 +124,3 @@ def _limbs(number: int) -> Limbs:
     if abs(number) >= 1 << LIMB:
         raise KernelError(f"a number takes more than three limbs of {LIMB} bits: fewer moduli")
     return tuple(map(float, (number, *reversed(found))))
-
-
-def residues(system: System, parts: Sequence[np.ndarray], count: int) -> np.ndarray:
-    """The residues of Python's integers, nearest to 0: a plane or two for each modulus.
-
-    `parts` are one array of integers, or the real and the imaginary ones.
-    """
-    planes = []
-    for at, modulus in enumerate(system.moduli[:count]):
-        numbers = [parts[0]]
-        if system.roots:
-            turned = system.roots[at] * parts[1]
-            numbers = [parts[0] + turned, parts[0] - turned]
-        for number in numbers:
-            rest = number % modulus
-            planes.append(np.where(2 * rest > modulus, rest - modulus, rest))
-    return np.array(planes, dtype=object)
-
-
-def joined(system: System, planes: np.ndarray) -> list[np.ndarray]:
-    """The opposite: parts between -P / 2 and P / 2, from their residues."""
-    count = len(planes) // system.parts
-    whole = product_of(system, count)
-    totals: list[np.ndarray] = []
-    for part in range(system.parts):
-        total = 0
-        for at in range(count):
-            own = planes[system.parts * at].astype(object)
-            if system.roots:
-                other = planes[2 * at + 1].astype(object)
-                own = own - other if part else own + other
-            total = total + own * _weight(system, whole, part, at)
-        total = total % whole
-        totals.append(np.where(2 * total > whole, total - whole, total))
-    return totals

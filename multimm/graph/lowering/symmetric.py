@@ -62,7 +62,7 @@ def _in_sub_blocks(a: Block, partial: Block, step: Step) -> Block:
     """By products of a library, which knows no triangles."""
     (a,) = aligned(a)  # once: the sub-blocks on the diagonal are of one array on both sides
     size = a.shape[-1 if step.trans_a else -2]
-    result = module_of(a=a).zeros((*a.shape[:-2], size, size), step.dtype)
+    result = module_of(a).zeros((*a.shape[:-2], size, size), step.dtype)
     for rows, columns in triangle(size, step.accumulate):
         p = None if partial is None else partial[..., rows, columns]
         left, right = (a[..., x] if step.trans_a else a[..., x, :] for x in (rows, columns))
@@ -84,14 +84,14 @@ def _mirrored(block: Block, step: Step) -> Block:
     """
     whole = _both_triangles(block, step)
     if step.hermitian:
-        diagonal = module_of(block=block).arange(block.shape[-1])
+        diagonal = module_of(block).arange(block.shape[-1])
         whole.imag[..., diagonal, diagonal] -= whole.imag[..., diagonal, diagonal]
     return whole
 
 
 def _both_triangles(block: Block, step: Step) -> Block:
     """A copy in C order; on a CPU tile by tile."""
-    xp, size = module_of(block=block), block.shape[-1]
+    xp, size = module_of(block), block.shape[-1]
     if is_cupy(block) or size <= TILE:
         lower = xp.tri(size, dtype=bool)
         return xp.ascontiguousarray(xp.where(lower, block, _turned(block, step)))

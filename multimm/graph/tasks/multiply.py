@@ -341,7 +341,7 @@ def adjoint(block: Block) -> Block:
     """`transpose` of a conjugated block."""
     with stream_for(block):
         turned = swap_axes(block)
-        return finished(module_of(block=turned).conjugate(turned, out=turned))
+        return finished(module_of(turned).conjugate(turned, out=turned))
 
 
 def swap_axes(block: Block) -> Block:

@@ -123,7 +123,7 @@ def join_partial_products(
     """
     with stream_for(partial_products[0]):
         dtype = partial_products[0].dtype if step is None else step.dtype
-        whole = module_of(block=partial_products[0]).empty(shape, dtype)
+        whole = module_of(partial_products[0]).empty(shape, dtype)
         moves = []
         for found, goes_to in runs:
             parts = [partial_products[at][_along(rows, shape, by_columns)] for at, rows in found]

@@ -70,14 +70,14 @@ class SubBlocks:
     def _empty(self, shape: Shape) -> Block:
         """Room for what is copied from blocks that are what they should be."""
         for block, size in zip(self.blocks, self.sizes, strict=True):
-            module_of(block=block)  # or it is masked, or sparse: no such block may be copied
+            module_of(block)  # or it is masked, or sparse: no such block may be copied
             check_shape(block, size)
         first = self.blocks[0]
         # Transposed blocks stay so: they copy faster, and BLAS gives the bits of a lazy transpose.
         turned = not is_cupy(first) and first.flags.fnc and len(shape) == first.ndim
         if turned:
             return np.empty(shape, first.dtype, order="F")
-        return module_of(block=first).empty(shape, first.dtype)
+        return module_of(first).empty(shape, first.dtype)
 
 
 def copied(moves: Sequence[Move]) -> Block:
