@@ -6,7 +6,6 @@ derives from the built-in that a NumPy user would expect to catch.
 
 from __future__ import annotations
 
-import json
 import operator
 import re
 import shlex
@@ -14,7 +13,7 @@ import sys
 import unicodedata
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 
 class MultimmError(Exception):
@@ -85,7 +84,7 @@ def checkout() -> Path | None:
 
 
 def how_to_install(extra: str = "") -> str:
-    """The command that installs this project and an extra from where it came from.
+    """The command that installs this project and an extra from a checkout of it.
 
     Parameters
     ----------
@@ -95,36 +94,12 @@ def how_to_install(extra: str = "") -> str:
     extras = f"[{extra}]" if extra else ""
     if root := checkout():
         return f"pip install -e {shlex.quote(f'{root}{extras}')}"
-    if source := came_from(extras):
-        return f"pip install {shlex.quote(source)}"
     return f"pip install {shlex.quote(f'.{extras}')} in a checkout of multimm"
 
 
 def how_to_install_for_gpus() -> str:
     """The command that installs what GPUs need, for who does not know the CUDA of the driver."""
     return f"{how_to_install('cuda13')} (or cuda12)"
-
-
-def came_from(extras: str = "") -> str:
-    """The folder, archive or repository that pip installed us from, as pip takes it (PEP 610).
-
-    Empty where that is unknown, such as an index, or gone.
-    """
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    try:
-        record = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
-        url, path = str(record["url"]), Path(unquote(urlsplit(record["url"]).path))
-    except (PackageNotFoundError, ValueError, KeyError):
-        return ""
-    if "vcs_info" in record:
-        url = f"{record['vcs_info']['vcs']}+{url}@{record['vcs_info']['commit_id']}"
-    elif url.startswith("file:"):
-        if not path.exists():
-            return ""
-        if "dir_info" in record:
-            return f"{path}{extras}"
-    return f"{DISTRIBUTION}{extras} @ {url}"
 
 
 def integer(value: Any) -> int | None:

@@ -11,7 +11,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import re
 import statistics
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from multimm import __version__
-from multimm.errors import came_from, checkout
+from multimm.errors import checkout
 
 Record = dict[str, Any]
 
@@ -58,7 +57,7 @@ PACKAGES = (
 def commit() -> str:
     """Return the commit that is measured: MULTIMM_COMMIT, or what git says.
 
-    Of an installed package, the commit of the repository that pip got it from, or its version.
+    Of an installed package, its version.
 
     Raises
     ------
@@ -68,8 +67,7 @@ def commit() -> str:
     if given := os.environ.get("MULTIMM_COMMIT", "").strip():
         return given
     if ROOT is None:
-        found = re.search(r" @ [a-z]+\+.*@(\w+)$", came_from())
-        return found[1] if found else f"v{__version__}"
+        return f"v{__version__}"
     try:
         head = _git("rev-parse", "HEAD")
         changed = _git("status", "--porcelain", "--untracked-files=no")
