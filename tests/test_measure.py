@@ -21,7 +21,6 @@ from distributed import Client
 import multimm
 import multimm.cluster as mc
 from multimm.cli import main
-from multimm.cluster import first_start as first_start_module
 from multimm.cluster.calibration import probes, store
 from multimm.cluster.calibration import run as calibration_run
 from multimm.cluster.calibration.probes import Effort, product_gflops
@@ -306,14 +305,14 @@ def test_tune_measures_a_cluster_and_plan_uses_it(rates_file):
 @pytest.fixture
 def first_start(monkeypatch):
     """CPU workers are measured when they start, in an instant; what was measured, in turn."""
-    measured = []
+    measured, measure_rates = [], calibration_run.measure_rates
 
     def measure(client, efforts):
-        measured.append(calibration_run.measure_rates(client, QUICK))
+        measured.append(measure_rates(client, QUICK))
         return measured[-1]
 
-    monkeypatch.setattr(first_start_module, "measure_rates", measure)
-    with dask.config.set({first_start_module.SETTING: True}):
+    monkeypatch.setattr(calibration_run, "measure_rates", measure)
+    with dask.config.set({calibration_run.SETTING: True}):
         yield measured
 
 
@@ -332,7 +331,7 @@ def test_rates_of_long_ago_are_measured_again(first_start):
         assert len(first_start) == 1
         old = first_start[0].devices[0]._replace(measured="2020-01-01")
         store.keep(store.Rates((old,)))
-        first_start_module.measure_at_first_start(client)
+        calibration_run.measure_at_first_start(client)
         assert len(first_start) == 2
         assert mc.describe(client).devices[0].measured == date.today().isoformat()
 
@@ -342,25 +341,25 @@ def test_rates_of_long_ago_are_measured_again(first_start):
 )
 def test_gpus_with_another_driver_are_measured_again(monkeypatch, stored, known):
     gpus = ClusterSpec.homogeneous(H200, 1)
-    monkeypatch.setattr(first_start_module, "driver_version", lambda: "580.1")
+    monkeypatch.setattr(calibration_run, "driver_version", lambda: "580.1")
     one = store.DeviceRates(H200.name, H200.gflops, 5e4, 4e3, (), date.today().isoformat(), stored)
     store.keep(store.Rates((one,)))
-    assert first_start_module._are_known(gpus) is known
-    assert not first_start_module._are_known(ClusterSpec.homogeneous(H200, 2)), "no link is known"
+    assert calibration_run._are_known(gpus) is known
+    assert not calibration_run._are_known(ClusterSpec.homogeneous(H200, 2)), "no link is known"
 
 
 def test_a_start_that_cannot_measure_starts(first_start, monkeypatch):
     def lost(client, efforts):
         raise ClusterError("a worker was lost")
 
-    monkeypatch.setattr(first_start_module, "measure_rates", lost)
+    monkeypatch.setattr(calibration_run, "measure_rates", lost)
     with mc.start(workers=1, memory_limit="1GiB") as client:
         assert mc.describe(client).devices[0].measured == ""
 
 
 def test_nothing_is_measured_where_the_configuration_says_so(first_start):
     with (
-        dask.config.set({first_start_module.SETTING: False}),
+        dask.config.set({calibration_run.SETTING: False}),
         mc.start(workers=1, memory_limit="1GiB"),
     ):
         assert first_start == []

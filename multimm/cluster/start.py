@@ -188,8 +188,8 @@ def _started(
 ) -> Client:
     """What `start` returns, when kernels are compiled too."""
     from multimm.cluster import dashboard
+    from multimm.cluster.calibration.run import measure_at_first_start
     from multimm.cluster.client import ClusterClient, set_up_cluster
-    from multimm.cluster.first_start import measure_at_first_start
     from multimm.cluster.plugins.gc_policy import SeldomGarbage, is_wanted
 
     garbage = (SeldomGarbage(),) if is_wanted(seldom_collect_garbage) else ()
