@@ -27,7 +27,6 @@ from dask.array import einsumfuncs, linalg, routines
 
 from multimm.acceleration_report import described
 from multimm.api import matmul
-from multimm.contractions.dtypes import common_dtype
 from multimm.contractions.einsum_chunks import einsum_chunks, own_chunks
 from multimm.contractions.functions import (
     einsum_steps,
@@ -36,6 +35,7 @@ from multimm.contractions.functions import (
     vecdot_steps,
 )
 from multimm.contractions.steps import Contraction
+from multimm.gpu.dtypes import common_dtype
 from multimm.operands import Array, as_array, is_dask
 from multimm.settings import auto
 

@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "__init__": {"api", "checks", "cluster", "contractions", "dispatch", "gpu", "io"},
     "dispatch": {"acceleration_report", "entries", "graph", "operands"},
-    "entries": {"acceleration_report", "api", "contractions", "operands", "settings"},
+    "entries": {"acceleration_report", "api", "contractions", "gpu", "operands", "settings"},
     "acceleration_report": set(),
     "api": {
         *("contractions", "operands", "products", "result_chunks", "shapes"),

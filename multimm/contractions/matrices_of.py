@@ -8,7 +8,7 @@ from typing import Any
 from multimm.contractions.functions import einsum_steps, of_one_kind, tensordot_steps
 from multimm.contractions.pair import Term, matrices
 from multimm.contractions.steps import without_broadcasts
-from multimm.contractions.subscripts import in_letters
+from multimm.contractions.subscripts import written
 from multimm.errors import OptionError, ShapeError
 from multimm.operands import Array
 
@@ -42,7 +42,7 @@ def matrices_of(
     else:
         found = einsum_steps([subscripts, *given])
     terms = without_broadcasts(found.terms)
-    call = in_letters([term.labels for term in found.terms], found.out)
+    call = written([term.labels for term in found.terms], found.out)
     if [step.product for step in found.steps] != [True]:
         many = found.products + len(found.steps) > 1
         why = f"is {len(found.steps)} steps" if many else f"is no product: {found.why_none}"

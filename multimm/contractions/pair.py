@@ -18,10 +18,9 @@ import dask.array as da
 import numpy as np
 from dask.array.core import common_blockdim
 
-from multimm.contractions.dtypes import common_dtype
 from multimm.contractions.einsum_chunks import limited_chunks
 from multimm.contractions.subscripts import Label, Labels, written
-from multimm.gpu.dtypes import accumulate_dtype
+from multimm.gpu.dtypes import accumulate_dtype, common_dtype
 from multimm.gpu.integers.bounds import is_narrow
 from multimm.gpu.kernel_selection import Precision
 from multimm.graph.lazy_views import peel, permuted

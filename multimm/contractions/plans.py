@@ -14,7 +14,7 @@ from dask.array import PerformanceWarning
 from multimm.contractions.functions import einsum_steps, tensordot_steps
 from multimm.contractions.pair import Matrices, Term, elementwise
 from multimm.contractions.steps import Contraction
-from multimm.contractions.subscripts import Labels, in_letters
+from multimm.contractions.subscripts import Labels, written
 from multimm.display import html
 from multimm.gpu.dtypes import named
 from multimm.gpu.kernel_selection import Precision, check_held, check_precision
@@ -181,7 +181,7 @@ def _planned(
 
 
 def _text(terms: list[Term], out: Labels) -> str:
-    return in_letters([term.labels for term in terms], out)
+    return written([term.labels for term in terms], out)
 
 
 def _on_paper(operands: Sequence[Any]) -> tuple[list[Any], bool | None]:

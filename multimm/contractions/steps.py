@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from dask.array.core import common_blockdim
 
-from multimm.contractions.dtypes import common_dtype
 from multimm.contractions.einsum_chunks import Rule, limited_chunks
 from multimm.contractions.pair import Matrices, Term, as_stored, elementwise, matrices, roles
 from multimm.contractions.paths import path
 from multimm.contractions.subscripts import Label, Labels, Subscripts
+from multimm.gpu.dtypes import common_dtype
 from multimm.gpu.integers.bounds import is_narrow
 from multimm.gpu.kernel_selection import Precision, check_held
 from multimm.operands import Array, is_dask, on_gpu

@@ -32,29 +32,19 @@ class Subscripts(NamedTuple):
 
 
 def written(terms: Sequence[Labels], out: Labels) -> str:
-    """Labels as a string of letters, other ones perhaps.
+    """Labels as a string of letters: their own, or other ones where one of them is none.
 
-    >>> written([("i", "...0"), ("...0",)], ("i",))
-    'ab,b->a'
+    >>> written([("i", "k"), ("k", "j")], ("i", "j")), written([("i", "...0"), ("...0",)], ("i",))
+    ('ik,kj->ij', 'ab,b->a')
     """
     letters = string.ascii_lowercase + string.ascii_uppercase
     known = dict.fromkeys(label for term in (*terms, out) for label in term)
-    names = dict(zip(known, letters, strict=False))
-    if len(names) < len(known):
+    if len(known) > len(letters):
         raise OptionError(f"einsum with {len(known)} labels: at most {len(letters)} have a letter")
+    own = all(len(label) == 1 for label in known)
+    names = dict(zip(known, known if own else letters, strict=False))
     spelled = ["".join(names[label] for label in term) for term in (*terms, out)]
     return f"{','.join(spelled[:-1])}->{spelled[-1]}"
-
-
-def in_letters(terms: Sequence[Labels], out: Labels) -> str:
-    """Labels as they are, where all are letters; else as `written`.
-
-    >>> in_letters([("i", "k"), ("k", "j")], ("i", "j")), in_letters([("a0", "a1")], ("a1",))
-    ('ik,kj->ij', 'ab->b')
-    """
-    if any(len(label) > 1 for term in terms for label in term):
-        return written(terms, out)
-    return f"{','.join(map(''.join, terms))}->{''.join(out)}"
 
 
 def of_einsum(subscripts: str, shapes: Sequence[Shape]) -> Subscripts:

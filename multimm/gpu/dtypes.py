@@ -52,6 +52,17 @@ def accumulate_dtype(a: DTypeLike, b: DTypeLike) -> np.dtype[Any]:
     return _accumulate_dtype(np.dtype(a), np.dtype(b))
 
 
+def common_dtype(*dtypes: np.dtype[Any]) -> np.dtype[Any]:
+    """NumPy's dtype of a sum of products of arrays of these dtypes.
+
+    That of all of them at once, which may be narrower than one pair after the other: int16, uint16
+    and float32 make float32. bfloat16, of which NumPy knows less, goes by pairs, as in `matmul`.
+    """
+    if any(dtype.name == "bfloat16" for dtype in dtypes):
+        return functools.reduce(result_dtype, dtypes, dtypes[0])
+    return np.result_type(*dtypes)
+
+
 @functools.lru_cache(maxsize=1024, typed=True)
 def scaled_dtype(dtype: np.dtype[Any], scalar: complex, of: str = "the product") -> np.dtype[Any]:
     """Return NumPy's dtype of a Python scalar times an array, which the scalar's type decides.
