@@ -59,18 +59,6 @@ class Location:
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
-    """Where HDF5 has a dataset, behind all links."""
-
-    path: str  #: the file that it lies in
-    name: str  #: its path in there
-    raw: str = ""  #: folder that relative paths of its raw files begin at; empty without such
-
-    def __repr__(self) -> str:
-        return without_secrets(f"Inside({self.path!r}, {self.name!r}, {self.raw!r})")
-
-
-@dataclass(frozen=True, slots=True)
 class StoredMatrix:
     """A matrix on disk and how to find any block of it."""
 
@@ -83,7 +71,7 @@ class StoredMatrix:
     sources: tuple[Source, ...] = ()  #: files that any block is read from, as they were opened
     #: Of each chunk file that there is, by its place in the grid: `identity.mark` (.zarr).
     states: Mapping[tuple[int, ...], int] | None = field(default=None, hash=False)
-    inside: Inside | None = None  #: the dataset itself (HDF5)
+    inside: tuple[str, str] | None = None  #: file and name that links lead to (local HDF5)
     storage: Storage | None = None  #: for plans, where storage chunks are decoded as a whole
 
     @property
