@@ -447,7 +447,7 @@ class Output:
 
     def _check_older(self, found: target.Target, path: Path) -> None:
         if not found.keeps:
-            target.CHECKS[self._named.suffix](path, found.unit)
+            target.check(self._named, path, found.unit)
         elif hdf5.state(path)[:-1] != self._copied[:-1]:  # renaming sets the last time
             raise FileFormatError(
                 f"{self._named}: {self.path.name} changed just now, and was left as it is; write "

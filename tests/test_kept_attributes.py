@@ -145,7 +145,7 @@ def test_a_replaced_store_keeps_its_format_and_attributes(zarr_format):
 def test_attributes_of_a_group_are_not_lost(zarr_format):
     group = zarr.create_group("x.zarr", zarr_format=zarr_format, attributes={"title": "runs"})
     group.create_array("x", data=OLD)
-    with pytest.raises(FileFormatError, match=r"lost: x, attributes of /; name"):
+    with pytest.raises(FileFormatError, match=r"lost: x, attributes of the store; name"):
         io.save_array(NEW, "x.zarr", overwrite=True)
 
 

@@ -227,7 +227,7 @@ def test_a_folder_is_no_store_for_the_name_of_a_file_in_it(tmp_path):
         path.mkdir()
         (path / name).write_text(text)
         (path / "0.0").write_text("mine")
-        with pytest.raises(FileFormatError, match="no Zarr store is never replaced"):
+        with pytest.raises(FileFormatError, match="is never replaced"):
             io.save_array(NEW, path, overwrite=True)
         assert names(path) == sorted(["0.0", name])
 

@@ -35,10 +35,6 @@ def whole(matrix: StoredMatrix, _: Where) -> StoredMatrix:
     return matrix
 
 
-def nothing(matrix: StoredMatrix, _: Where) -> None:
-    """Blocks are in a file, and go with it."""
-
-
 class Format(NamedTuple):
     """What one file format can do."""
 
@@ -50,8 +46,6 @@ class Format(NamedTuple):
     write: Callable[[StoredMatrix, Where, Any, int], None]
     #: Has what this machine wrote of a block on the disk.
     sync: Callable[[StoredMatrix, Where], None]
-    #: Removes what was written of a block after the output was given up, and removed.
-    drop: Callable[[StoredMatrix, Where], None] = nothing
     #: Blocks are written as storage chunks of one size, in a folder.
     regular: bool = False
     #: New files are made; others are read alone.
@@ -68,7 +62,6 @@ _ZARR = Format(
     output_zarr.create,
     output_zarr.write,
     output_zarr.sync,
-    output_zarr.drop,
     regular=True,
     part=zarr.part,
 )

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import dask.array as da
@@ -27,6 +28,7 @@ from multimm.errors import (
 from multimm.failures import current_worker, named
 from multimm.files import FORMATS, raw
 from multimm.files.identity import check
+from multimm.files.output.unfinished import remove
 from multimm.files.stored import StoredMatrix, Where, causes_stay, reason
 from multimm.gpu.arrays import by_dask_cuda, to_numpy
 from multimm.gpu.transfer.pinned_copy import threads_beside_a_gpu, to_device
@@ -135,7 +137,7 @@ def write_block(
         _mark(writer.marks, number)
     except Exception as error:
         if writer.is_gone():
-            form.drop(matrix, index)
+            remove(Path(matrix.path))  # Zarr makes folders again that are gone
             raise FileFormatError(
                 f"{writer.target}: the output was given up before all blocks were written; compute "
                 "what the last store() gives, before its `with` ends"

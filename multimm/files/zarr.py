@@ -186,12 +186,14 @@ def _seen(
     return (replace(matrix, sources=described, states=marks, storage=storage), empty), every
 
 
-def _grid_place(key: str, ndim: int) -> tuple[int, ...] | None:
+def grid_place(key: str, ndim: int) -> tuple[int, ...] | None:
     """Where in the grid of chunks a file belongs, by its path in the array's folder.
 
-    >>> _grid_place("c/0/12", 2), _grid_place("3.4", 2), _grid_place("zarr.json", 2)
+    >>> grid_place("c/0/12", 2), grid_place("3.4", 2), grid_place("zarr.json", 2)
     ((0, 12), (3, 4), None)
     """
+    if ndim == 0 and key == "0":  # as Zarr 2 calls it
+        return ()
     parts = key.replace("/", ".").split(".")
     parts = parts[1:] if parts[0] == "c" else parts
     if len(parts) != ndim or not all(part.isdecimal() for part in parts):
@@ -205,7 +207,7 @@ def _walked(folder: str, node: Any, within: str = "") -> dict[tuple[int, ...], S
     with os.scandir(f"{folder}/{within}") as entries:
         for entry in entries:
             key = f"{within}{entry.name}"
-            place = _grid_place(key, node.ndim)
+            place = grid_place(key, node.ndim)
             part = entry.name == "c" or entry.name.isdecimal()  # of the path of a chunk
             if entry.is_dir():
                 if part and place is None and key.count("/") <= node.ndim:
@@ -229,7 +231,7 @@ def _listed(address: str, node: Any) -> dict[tuple[int, ...], State]:
     folder = folder.strip("/")
     found: dict[tuple[int, ...], State] = {}
     for path, info in system.find(folder, detail=True).items():
-        place = _grid_place(path.strip("/").removeprefix(f"{folder}/"), node.ndim)
+        place = grid_place(path.strip("/").removeprefix(f"{folder}/"), node.ndim)
         if place is not None:
             found[place] = telling(system, path, info)
     return found
@@ -267,15 +269,7 @@ def part(matrix: StoredMatrix, index: Where) -> StoredMatrix:
     states = matrix.states
     if states is None:
         return matrix
-    ranges = touched(matrix, index)
-    if math.prod(map(len, ranges)) <= len(states):
-        own = {at: states[at] for at in product(*ranges) if at in states}
-    else:
-        own = {
-            at: found
-            for at, found in states.items()
-            if all(one in within for one, within in zip(at, ranges, strict=True))
-        }
+    own = {at: states[at] for at in product(*touched(matrix, index)) if at in states}
     return replace(matrix, states=own)
 
 

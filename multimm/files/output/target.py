@@ -7,7 +7,8 @@ format's library did not write, is never replaced as a whole; an array is added 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +72,28 @@ def find(place: Location, *, overwrite: bool) -> Target:
     in_a_store = place.dataset is not None and path.is_dir()
     if not in_a_store and not os.access(folder, os.W_OK | os.X_OK):
         raise FileFormatError(f"{path}: no permission to write in {folder}")
-    return _FINDERS[place.suffix](place, path, overwrite)
+    with _telling(path):
+        return _FINDERS[place.suffix](place, path, overwrite)
+
+
+def check(place: Location, path: Path, shown: Path) -> None:
+    """Raise `FileFormatError` unless what lies at a path, `shown` in messages, may go."""
+    with _telling(shown):
+        _CHECKS[place.suffix](path, shown)
+
+
+@contextmanager
+def _telling(path: Path) -> Iterator[None]:
+    """Parsers raise anything on a foreign file: say what that means."""
+    try:
+        yield
+    except (FileFormatError, FileNotFoundError):
+        raise
+    except Exception as error:
+        raise FileFormatError(
+            f"{path}: cannot tell what would be lost with it ({reason(error)}); write to another "
+            "file, or remove this one"
+        ) from error
 
 
 def _exists(path: Path) -> bool:
@@ -137,35 +159,17 @@ def _find_hdf5(place: Location, path: Path, overwrite: bool) -> Target:
         _check_hdf5(path, path)
         return Target(path, name, True, path)
     _check_file(path, path)
-    try:
-        there = hdf5.holds(path, name)
-        if there and not overwrite:
-            raise _refuse_existing(place)
-        if overwrite and not there:
-            held = hdf5.held(path)
-            raise _nothing_to_replace(place, [one for kind in held for one in kind])
-    except FileFormatError:
-        raise
-    except Exception as error:  # parsers raise anything on a foreign file
-        raise _unknown(path, error) from error
+    there = hdf5.holds(path, name)
+    if there and not overwrite:
+        raise _refuse_existing(place)
+    if overwrite and not there:
+        raise _nothing_to_replace(place, [one for kind in hdf5.held(path) for one in kind])
     return Target(path, name, True, path, keeps=True)
 
 
 def _check_hdf5(path: Path, shown: Path) -> None:
     _check_file(path, shown)
-    try:
-        hdf5.check_replaced(path, shown)
-    except FileFormatError:
-        raise
-    except Exception as error:  # as above
-        raise _unknown(shown, error) from error
-
-
-def _unknown(path: Path, error: Exception) -> FileFormatError:
-    return FileFormatError(
-        f"{path}: cannot tell what would be lost with it ({reason(error)}); write to another file, "
-        "or remove this one"
-    )
+    hdf5.check_replaced(path, shown)
 
 
 def _find_zarr(place: Location, path: Path, overwrite: bool) -> Target:
@@ -174,18 +178,18 @@ def _find_zarr(place: Location, path: Path, overwrite: bool) -> Target:
         return Target(path, "/".join(parts) or None, False, path)
     if not parts and not overwrite:
         raise _refuse_existing(path, f"; {path.name}:/NAME adds an array to a group")
-    here, zarr_format = path, zarr.store_at(path, path).zarr_format
+    here, zarr_format = path, zarr.store_at(path, path).metadata.zarr_format
     if not parts:
         zarr.check_replaced(path, path)
         return Target(path, None, True, path, zarr_format=zarr_format)
     for depth, part in enumerate(parts):
-        node = zarr.look(here)
-        if node is None or node.array:
+        node = zarr.node_at(here)
+        if node is None or zarr.is_array(node):
             what = "no Zarr group" if node is None else "an array without a name"
             raise FileFormatError(
                 f"{here}: {what}, so that no {part!r} can be added to it; write to another file"
             )
-        zarr_format, here = node.zarr_format, here / part
+        zarr_format, here = node.metadata.zarr_format, here / part
         if not _exists(here):
             if overwrite:
                 raise _nothing_to_replace(place, zarr.contents(path).arrays)
@@ -194,10 +198,10 @@ def _find_zarr(place: Location, path: Path, overwrite: bool) -> Target:
             return Target(here, rest, False, path, zarr_format=zarr_format)
         if here.is_symlink():
             raise FileFormatError(f"{here}: is a link: name what it leads to, or another array")
-    if (node := zarr.look(here)) is None or not node.array:
+    if (node := zarr.node_at(here)) is None or not zarr.is_array(node):
         raise FileFormatError(
-            f"{here}: {'a group' if node else 'no Zarr array'}, which is never replaced by an "
-            "array; choose another name"
+            f"{here}: {'no Zarr array' if node is None else 'a group'}, which is never replaced by "
+            "an array; choose another name"
         )
     if not overwrite:
         raise _refuse_existing(place)
@@ -228,8 +232,7 @@ _FINDERS: dict[str, Callable[[Location, Path, bool], Target]] = {
     ".h5": _find_hdf5,
     ".hdf5": _find_hdf5,
 }
-#: Raise unless what lies at a path, by its name in messages, may go.
-CHECKS: dict[str, Callable[[Path, Path], None]] = {
+_CHECKS: dict[str, Callable[[Path, Path], None]] = {
     ".npy": _check_npy,
     ".zarr": zarr.check_replaced,
     ".h5": _check_hdf5,
