@@ -172,7 +172,7 @@ class Output:
         Replace what exists, only on success: the array of that name, or, without a name, a file
         that holds one array and nothing else. Permission bits stay, the group too where it can. So
         do the array's attributes, but for those that say what the old numbers stood for (a scale, a
-        fill value, a time), dimension scales of HDF5, and names of axes.
+        fill value, a time), and names of axes. An HDF5 dataset with dimension scales is refused.
 
     Raises
     ------

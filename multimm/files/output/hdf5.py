@@ -70,10 +70,11 @@ def _target(path: Path) -> Iterator[Any]:
         yield file
 
 
-def holds(path: Path, dataset: str) -> bool:
+def holds(path: Path, dataset: str, *, overwrite: bool) -> bool:
     """Whether a file has a dataset of that name, which may be replaced.
 
-    Raises FileFormatError for the name of a group or a link, or through a dataset or a link.
+    Raises FileFormatError for the name of a group or a link, or through a dataset or a link; with
+    `overwrite` also for a dataset with dimension scales.
     """
     h5py = package("h5py")
     with _target(path) as file:
@@ -96,6 +97,11 @@ def holds(path: Path, dataset: str) -> bool:
                     f"{path}: {name!r} is {what}, where {dataset!r} is to be written: choose "
                     "another name"
                 )
+        if overwrite and kept.SCALES & {*item.attrs}:
+            raise FileFormatError(
+                f"{path}: {dataset!r} has dimension scales, or is one, which say what its axes "
+                "are: write to another name, or replace it by what knows them, such as xarray"
+            )
     return True
 
 

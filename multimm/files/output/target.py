@@ -159,7 +159,7 @@ def _find_hdf5(place: Location, path: Path, overwrite: bool) -> Target:
         _check_hdf5(path, path)
         return Target(path, name, True, path)
     _check_file(path, path)
-    there = hdf5.holds(path, name)
+    there = hdf5.holds(path, name, overwrite=overwrite)
     if there and not overwrite:
         raise _refuse_existing(place)
     if overwrite and not there:
