@@ -61,8 +61,8 @@ def open_array(
         ``.npy`` (memory-mapped, C or Fortran order), ``.zarr`` directory, ``.h5``, ``.hdf5``,
         or a ``.nc`` or ``.nc4`` that is HDF5. Workers open it themselves, under the same
         absolute path. Addresses such as ``s3://bucket/x.zarr`` and ``https://host/x.npy`` are
-        read through fsspec, where that is installed. It takes endpoints, credentials and
-        certificates from the environment of each process (``AWS_ENDPOINT_URL``,
+        read through fsspec, where the package for them is installed. Endpoints, credentials and
+        certificates come from the environment of each process (``AWS_ENDPOINT_URL``,
         ``SSL_CERT_FILE``, ``FSSPEC_S3_ANON=true``) or from its own configuration files.
     dataset : str, optional
         Array inside a ``.zarr`` group or an HDF5 file, also behind its links;
@@ -188,7 +188,7 @@ class Output:
         place = files.locate(path, dataset)
         if place.remote:
             raise FileFormatError(
-                f"{place.name}: remote addresses are read and not written; write to a local path "
+                f"{place.path}: remote addresses are read and not written; write to a local path "
                 "and copy it, or use dask.array.to_zarr(c, url)"
             )
         # Through links, so that the unfinished file lies on the file system of the real target.

@@ -705,17 +705,6 @@ def test_a_store_is_not_replaced_while_an_array_is_being_added(tmp_path, monkeyp
     assert names(tmp_path) == ["m.zarr"]
 
 
-def test_a_lock_on_the_folder_is_waited_for_and_not_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(commit, "LONGEST", 0.1)
-    folder = os.open(tmp_path, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        io.save_array(NEW, tmp_path / "m.zarr")
-    finally:
-        os.close(folder)
-    np.testing.assert_array_equal(get(tmp_path / "m.zarr"), NEW)
-
-
 @pytest.mark.parametrize("format_", FORMATS)
 def test_a_file_whose_blocks_were_not_all_written_gets_no_name(tmp_path, format_):
     path = put(tmp_path / f"m.{format_}", OLD)

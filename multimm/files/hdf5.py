@@ -154,7 +154,7 @@ def _refuse_netcdf3(place: Location) -> None:
         start = file.read(3)
     if start == b"CDF":
         raise FileFormatError(
-            f"{place.name}: netCDF 3, which is no HDF5: convert it (nccopy -k nc4), or open it "
+            f"{place.path}: netCDF 3, which is no HDF5: convert it (nccopy -k nc4), or open it "
             "with xarray and multiply x.data"
         )
 

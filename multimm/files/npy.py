@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from multimm.errors import FileFormatError
 from multimm.files import raw, remote
-from multimm.files.identity import Source, State, of_stat, same, settled, state
+from multimm.files.identity import State, check, settled, sources
 from multimm.files.storage_chunks import boxes, fill
 from multimm.files.stored import NUMERIC_KINDS, Location, StoredMatrix, Where, allocate
 
@@ -21,31 +22,24 @@ TRIES = 100
 
 def inspect(place: Location) -> StoredMatrix:
     """Shape, dtype and layout, without reading an element."""
+    return settled(partial(_found, place))
+
+
+def _found(place: Location) -> tuple[StoredMatrix, list[State]]:
+    """The matrix, and the state of its file, from before it is opened."""
+    known = sources([place.path])
     with remote.open_bytes(place.path) as file:
-
-        def look() -> tuple[Source, list[State]]:
-            source = _source(place.path, file)
-            return source, [source.state]
-
-        source = settled(look)
         shape, fortran, dtype = _header(file)
         found = StoredMatrix(
-            place, shape, dtype, offset=file.tell(), fortran=fortran, sources=(source,)
+            place, shape, dtype, offset=file.tell(), fortran=fortran, sources=known
         )
         held = file.seek(0, os.SEEK_END) - found.offset
     if held < found.nbytes and dtype.kind in NUMERIC_KINDS:
         raise FileFormatError(
-            f"{place.name}: truncated: {found.nbytes:,} bytes of {dtype} {shape} promised, "
+            f"{place.path}: truncated: {found.nbytes:,} bytes of {dtype} {shape} promised, "
             f"{held:,} there; copy it again, or write it anew"
         )
-    return found
-
-
-def _source(path: str, file: Any) -> Source:
-    """The state of the file that was opened, whatever has its name by now."""
-    if remote.is_remote(path):
-        return Source(path, state(path))
-    return Source(path, of_stat(path, os.fstat(file.fileno())))
+    return found, [known[0].state]
 
 
 def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -65,31 +59,20 @@ def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 def read(matrix: StoredMatrix, index: Where, threads: int = 1) -> Any:
     """A copy of one block, of the file that was opened."""
+    check(matrix.sources)
+    index = tuple(slice(*at.indices(n)) for at, n in zip(index, matrix.shape, strict=True))
+    sizes = [at.stop - at.start for at in index]
+    block = np.empty(sizes, matrix.dtype, order="F" if matrix.fortran else "C")
+    parts = list(boxes(index, raw.rows(matrix, 1), matrix.dtype.itemsize))
     with remote.open_bytes(matrix.path) as file:
-        _check(matrix, file)
-        index = tuple(slice(*at.indices(n)) for at, n in zip(index, matrix.shape, strict=True))
-        block = np.empty(
-            [at.stop - at.start for at in index],
-            matrix.dtype,
-            order="F" if matrix.fortran else "C",
-        )
-        parts = list(boxes(index, raw.rows(matrix, 1), matrix.dtype.itemsize))
-        threads = 1 if matrix.place.remote else threads  # of one connection
-        fill(
-            block,
-            index,
-            parts,
-            lambda to, part: np.copyto(to, raw.view(matrix, part, file)),
-            threads,
-        )
-        _check(matrix, file)  # written to meanwhile
+
+        def copy(to: Any, part: Where) -> None:
+            to[...] = raw.view(matrix, part, file)
+
+        # Over a connection one by one.
+        fill(block, index, parts, copy, 1 if matrix.place.remote else threads)
+    check(matrix.sources)  # written to meanwhile
     return block
-
-
-def _check(matrix: StoredMatrix, file: Any) -> None:
-    """Raise `FileFormatError` unless an open file is what it was."""
-    for path, before in matrix.sources:
-        same(path, before, _source(path, file).state)
 
 
 def create(matrix: StoredMatrix) -> StoredMatrix:

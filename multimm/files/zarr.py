@@ -50,7 +50,7 @@ def inspect(place: Location) -> StoredMatrix:
         node = arrays[name]
         if _array_at(store, name) is None:
             raise FileFormatError(
-                f"{place.name}: its consolidated metadata tell of {name}, which is not there: call "
+                f"{place.path}: its consolidated metadata tell of {name}, which is not there: call "
                 "zarr.consolidate_metadata on it"
             )
     found = replace(place, dataset=name)
@@ -86,7 +86,7 @@ def _attributes(node: Any) -> Mapping[str, Any]:
 
 def _check_folder(place: Location) -> None:
     if not os.path.isdir(place.path):
-        raise FileFormatError(f"{place.name}: a file; only .zarr directories are supported")
+        raise FileFormatError(f"{place.path}: a file; only .zarr directories are supported")
     for folder in {place.path, os.path.join(place.path, place.dataset or "")}:
         for name in (*METADATA, ".zattrs", ".zmetadata"):
             state(os.path.join(folder, name))  # a pipe would be waited for
@@ -117,7 +117,7 @@ def _arrays(place: Location, store: Any) -> dict[str, Any]:
     zarr = package("zarr")
     if place.dataset is not None and _array_at(store, "") is not None:
         raise FileFormatError(
-            f"{place.name}: holds one array without a name; leave out {place.dataset!r}"
+            f"{place.path}: holds one array without a name; leave out {place.dataset!r}"
         )
     try:
         # Consolidated metadata may be older than the arrays.
@@ -130,7 +130,7 @@ def _arrays(place: Location, store: Any) -> dict[str, Any]:
         except FileNotFoundError:
             what = "an address" if place.remote else "a directory"
             raise FileFormatError(
-                f"{place.name}: {what} without Zarr metadata: give the one with zarr.json, .zarray "
+                f"{place.path}: {what} without Zarr metadata: give the one with zarr.json, .zarray "
                 "or .zgroup in it"
             ) from None
     if not found and _unlisted(place.path):
