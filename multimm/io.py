@@ -276,12 +276,12 @@ class Output:
         try:
             self._begin(self._unfinished)
             self._marks.write_bytes(bytes(array.npartitions))
-            written = self._format.create(matrix, **self._kept(found))
+            written = self._format.create(matrix, found)
         except FileFormatError:
             raise
-        except (OSError, ValueError, TypeError) as error:
-            full = "make room, or write elsewhere"
-            todo = full if isinstance(error, OSError) else "choose another format, or astype"
+        except Exception as error:  # HDF5's of a full disk may be a RuntimeError
+            full = isinstance(error, OSError | RuntimeError)
+            todo = "make room, or write elsewhere" if full else "choose another format, or astype"
             raise FileFormatError(
                 f"{self.path}: cannot be created for {array.dtype} {array.shape} "
                 f"({reason(error)}): {todo}"
@@ -292,16 +292,6 @@ class Output:
                 "for instance with astype('float32')"
             )
         return written
-
-    def _kept(self, found: target.Target) -> dict[str, Any]:
-        """What the format has to know of the target, to keep what is said of its array."""
-        if self.regular:
-            return {
-                "zarr_format": found.zarr_format, "named": found.unit, "replaces": found.replaces
-            }  # fmt: skip
-        if self._format.create is hdf5.create and found.replaces and not found.keeps:
-            return {"replaced": found.unit}
-        return {}
 
     def _check_space(self, nbytes: int) -> None:
         found = self._target

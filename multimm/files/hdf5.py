@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -24,35 +23,13 @@ from multimm.files.stored import (
     package,
 )
 
-#: In an error's text: what failed, and the system's number and sentence.
-_CAUSE = re.compile(r"\(([^(:,]+)[:,].*?errno = (\d+), error message = '([^']*)'", re.DOTALL)
-
-
-@contextmanager
-def opened(path: Any, mode: str) -> Iterator[Any]:
-    """An open file, by its path or, of a remote one, what fsspec has opened."""
-    with _told(path), package("h5py").File(path, mode) as file:
-        yield file
-
-
-@contextmanager
-def _told(path: Any) -> Iterator[None]:
-    """Of the system's errors HDF5 makes texts of buffers, times and numbers."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        found = _CAUSE.search(str(error))
-        if found is None:
-            raise
-        raise OSError(int(found[2]), f"{found[1]}: {found[3]}", path) from error
-
 
 @contextmanager
 def _read_from(path: str) -> Iterator[Any]:
     """The open file at a local path or an address."""
     with ExitStack() as stack:
         content = stack.enter_context(remote.opened(path)) if remote.is_remote(path) else path
-        yield stack.enter_context(opened(content, "r"))
+        yield stack.enter_context(package("h5py").File(content, "r"))
 
 
 def inspect(place: Location) -> StoredMatrix:
@@ -119,10 +96,6 @@ def _refuse_kinds(place: Location, item: Any) -> None:
     h5py = package("h5py")
     if item.shape is None:
         raise FileFormatError(f"{place}: an empty dataset, without a shape: name another")
-    of_netcdf = netcdf.is_netcdf(place, item.file)
-    if of_netcdf and item.dtype.kind != "b" and h5py.check_enum_dtype(item.dtype) is not None:
-        names = ", ".join(list(h5py.check_enum_dtype(item.dtype))[:4])
-        raise FileFormatError(f"{place}: elements are of an enumeration ({names}, ...); {HOLDS}")
     if h5py.check_string_dtype(item.dtype) is not None:
         raise FileFormatError(f"{place}: elements are texts; {HOLDS}")
     if h5py.check_vlen_dtype(item.dtype) is not None:

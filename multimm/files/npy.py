@@ -75,7 +75,7 @@ def read(matrix: StoredMatrix, index: Where, threads: int = 1) -> Any:
     return block
 
 
-def create(matrix: StoredMatrix) -> StoredMatrix:
+def create(matrix: StoredMatrix, _: object) -> StoredMatrix:
     """The matrix in the empty file at its path, without its values."""
     described: Any = np.lib.format.dtype_to_descr(matrix.dtype)
     header = {"descr": described, "fortran_order": False, "shape": matrix.shape}

@@ -6,6 +6,7 @@ import errno
 import functools
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -27,6 +28,8 @@ Made = TypeVar("Made")
 NUMERIC_KINDS = "biufc"
 #: For messages about other elements.
 HOLDS = "a matrix file holds booleans, integers, floats or complex numbers"
+#: Of the system's errors HDF5 makes texts of buffers, times and numbers: what failed, and why.
+_CAUSE = re.compile(r"\(([^(:,]+)[:,].*?errno = \d+, error message = '([^']*)'", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +110,9 @@ def causes_stay(call: Callable[Given, Made]) -> Callable[Given, Made]:
 def reason(error: BaseException) -> str:
     """The first sentence of an error's text, or its type where it has none."""
     text = (isinstance(error, OSError) and error.strerror) or str(error)
-    # HDF5 adds the time, the address of a buffer and more in brackets behind its sentence.
-    text = text.partition(": time = ")[0].strip()
-    first, *more = text.splitlines() or [type(error).__name__]
+    if cause := _CAUSE.search(text):
+        return ": ".join(cause.groups())
+    first, *more = text.strip().splitlines() or [type(error).__name__]
     return " ".join([first, *more[:1]]) if first.endswith(":") else first
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimm.errors import FileFormatError
 from multimm.files.output import kept
@@ -18,6 +18,9 @@ from multimm.files.raw import sync_one
 from multimm.files.storage_chunks import at_a_time, boxes, within
 from multimm.files.stored import StoredMatrix, Where, few, package
 from multimm.files.zarr import METADATA, grid_place, touched
+
+if TYPE_CHECKING:
+    from multimm.files.output.target import Target
 
 #: What a group or an array has besides its chunks.
 NAMES = (*METADATA, ".zattrs", ".zmetadata")
@@ -116,19 +119,17 @@ def check_replaced(folder: Path, shown: Path) -> None:
         )
 
 
-def create(
-    matrix: StoredMatrix, zarr_format: int = 3, named: Path | None = None, *, replaces: bool = False
-) -> StoredMatrix:
+def create(matrix: StoredMatrix, target: Target) -> StoredMatrix:
     """The matrix in the empty folder at its path, with the groups above it, without its values.
 
-    `named` is the folder that it gets, where one may be whose attributes the new one keeps.
+    What is said of the array that it replaces stays, and axes have names where those beside do.
     """
     old, beside = None, []
-    if named is not None and replaces:
-        old = next(iter(_arrays_at(named)), None)
-    elif named is not None and not matrix.dataset:
-        beside = _arrays_at(named.parent)
-    name = (matrix.dataset or "").rpartition("/")[2] or (named.name if named else "")
+    if target.replaces:
+        old = next(iter(_arrays_at(target.unit)), None)
+    elif not matrix.dataset:
+        beside = _arrays_at(target.unit.parent)
+    name = (matrix.dataset or "").rpartition("/")[2] or target.unit.name
     # Products of measured numbers hardly compress; uncompressed chunks also have no 2 GB limit.
     made = package("zarr").create_array(
         store=matrix.path,
@@ -137,8 +138,8 @@ def create(
         chunks=matrix.chunks,
         dtype=matrix.dtype,
         compressors=None,
-        zarr_format=zarr_format,
-        **kept.of_zarr(name, matrix.shape, matrix.dtype, zarr_format, old, beside),
+        zarr_format=target.zarr_format,
+        **kept.of_zarr(name, matrix.shape, matrix.dtype, target.zarr_format, old, beside),
     )
     return replace(matrix, dtype=made.dtype, chunks=made.chunks)
 
