@@ -466,13 +466,13 @@ def test_a_block_that_is_written_too_late_leaves_nothing(tmp_path, monkeypatch, 
     zarr.create_group(tmp_path / "m.zarr", zarr_format=zarr_format)
     output = io.Output(tmp_path / "m.zarr/inner/new")
     flags = output.store(da.from_array(NEW, chunks=2))
-    write = output_zarr.at_a_time
+    write = output_zarr.box_by_box
 
     def late(*args):
         output.discard()
         write(*args)
 
-    monkeypatch.setattr(output_zarr, "at_a_time", late)
+    monkeypatch.setattr(output_zarr, "box_by_box", late)
     with pytest.raises(FileFormatError, match="the output was given up before"):
         flags.compute()
     assert names(tmp_path) == ["m.zarr"]

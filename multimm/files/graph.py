@@ -134,7 +134,9 @@ def write_block(
         form.write(matrix, index, block, _threads(gpu=False))
         if writer.machine != raw.machine(matrix.path):
             form.sync(matrix, index)
-        _mark(writer.marks, number)
+        with open(writer.marks, "r+b", buffering=0) as marks:
+            marks.seek(number)
+            marks.write(b"\1")
     except Exception as error:
         if writer.is_gone():
             remove(Path(matrix.path))  # Zarr makes folders again that are gone
@@ -149,14 +151,6 @@ def write_block(
             "make room, or write elsewhere"
         ) from error
     return np.ones((1,) * len(index), dtype=bool)
-
-
-def _mark(path: str, number: int) -> None:
-    marks = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.pwrite(marks, b"\1", number)
-    finally:
-        os.close(marks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 from multimm.errors import FileFormatError
 from multimm.files import raw, remote
 from multimm.files.identity import State, check, settled, sources
-from multimm.files.storage_chunks import boxes, fill
+from multimm.files.storage_chunks import box_by_box, boxes
 from multimm.files.stored import NUMERIC_KINDS, Location, StoredMatrix, Where, allocate
 
 #: Times that a header may be parsed while other threads parse Python; arbitrary.
@@ -70,7 +70,7 @@ def read(matrix: StoredMatrix, index: Where, threads: int = 1) -> Any:
             to[...] = raw.view(matrix, part, file)
 
         # Over a connection one by one.
-        fill(block, index, parts, copy, 1 if matrix.place.remote else threads)
+        box_by_box(block, index, parts, copy, 1 if matrix.place.remote else threads)
     check(matrix.sources)  # written to meanwhile
     return block
 

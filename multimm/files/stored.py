@@ -143,14 +143,9 @@ def few(names: Sequence[str]) -> str:
     return ", ".join(names[:10]) + (f" and {more} more" if more > 0 else "")
 
 
-def listing(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Names and shapes of datasets, for a message."""
-    return ", ".join(f"{name} {shape}" for name, shape in sorted(shapes.items()))
-
-
 def choose_dataset(place: Location, shapes: Mapping[str, tuple[int, ...]]) -> str:
     """The dataset that was asked for, or the only matrix in the file."""
-    listed = listing(shapes) or "none"
+    listed = ", ".join(f"{name} {shape}" for name, shape in sorted(shapes.items())) or "none"
     if place.dataset is not None:
         if place.dataset not in shapes:
             raise FileFormatError(f"{place.path}: no dataset {place.dataset!r}; it holds: {listed}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -28,7 +29,7 @@ from multimm.files.identity import (
     states,
 )
 from multimm.files.remote import file_system, is_remote, telling
-from multimm.files.storage_chunks import boxes, fill, of_zarr
+from multimm.files.storage_chunks import box_by_box, boxes, of_zarr
 from multimm.files.stored import Location, StoredMatrix, Where, choose_dataset, package
 
 METADATA = ("zarr.json", ".zarray", ".zgroup")
@@ -40,8 +41,8 @@ DECODED = 2 * 10**9
 
 def inspect(place: Location) -> StoredMatrix:
     """Shape, dtype and layout, without reading an element."""
-    if not place.remote:
-        _check_folder(place)
+    if not place.remote and not os.path.isdir(place.path):
+        raise FileFormatError(f"{place.path}: a file; only .zarr directories are supported")
     store = _store(place.path)
     name, node = place.dataset, _array_at(store, place.dataset or "")
     if node is None:
@@ -84,14 +85,6 @@ def _attributes(node: Any) -> Mapping[str, Any]:
     return {**masks, **node.attrs}
 
 
-def _check_folder(place: Location) -> None:
-    if not os.path.isdir(place.path):
-        raise FileFormatError(f"{place.path}: a file; only .zarr directories are supported")
-    for folder in {place.path, os.path.join(place.path, place.dataset or "")}:
-        for name in (*METADATA, ".zattrs", ".zmetadata"):
-            state(os.path.join(folder, name))  # a pipe would be waited for
-
-
 def _store(path: str) -> Any:
     """What Zarr opens: a local path, or fsspec's file system."""
     if not is_remote(path):
@@ -119,33 +112,29 @@ def _arrays(place: Location, store: Any) -> dict[str, Any]:
         raise FileFormatError(
             f"{place.path}: holds one array without a name; leave out {place.dataset!r}"
         )
-    try:
-        # Consolidated metadata may be older than the arrays.
-        found = _members(zarr.open_group(store, mode="r", use_consolidated=False))
-    except FileNotFoundError:
-        found = {}
-    if not found:  # stores that cannot be listed, such as over HTTP, have that alone
-        try:
-            found = _members(zarr.open_group(store, mode="r"))
-        except FileNotFoundError:
-            what = "an address" if place.remote else "a directory"
-            raise FileFormatError(
-                f"{place.path}: {what} without Zarr metadata: give the one with zarr.json, .zarray "
-                "or .zgroup in it"
-            ) from None
+    found: dict[str, Any] = {}
+    group = None
+    # Consolidated metadata may be older than the arrays; stores that cannot be listed, such as over
+    # HTTP, have these alone.
+    for consolidated in (False, None):
+        with suppress(FileNotFoundError):
+            group = zarr.open_group(store, mode="r", use_consolidated=consolidated)
+            members = group.members(max_depth=None)
+            found = {name: x for name, x in members if isinstance(x, zarr.Array)}
+        if found:
+            break
+    if group is None:
+        what = "an address" if place.remote else "a directory"
+        raise FileFormatError(
+            f"{place.path}: {what} without Zarr metadata: give the one with zarr.json, .zarray or "
+            ".zgroup in it"
+        )
     if not found and _unlisted(place.path):
         raise FileFormatError(
             f"{place}: no array but a group, or nothing, and over HTTP nobody can list what there "
             f"is: name an array, as in {place.path}/NAME, or call zarr.consolidate_metadata on it"
         )
     return found
-
-
-def _members(group: Any) -> dict[str, Any]:
-    zarr = package("zarr")
-    return {
-        name: item for name, item in group.members(max_depth=None) if isinstance(item, zarr.Array)
-    }
 
 
 def _unlisted(path: str) -> bool:
@@ -293,8 +282,14 @@ def read(matrix: StoredMatrix, index: Where, threads: int = 1) -> Any:
             "opened; open it again"
         )
     _check_chunks(matrix, array, index)
+    block = np.empty([at.stop - at.start for at in index], array.dtype)
+    parts = list(boxes(index, array.chunks, array.dtype.itemsize)) if block.size else []
+
+    def decode(target: Any, part: Where) -> None:
+        target[...] = array[part]
+
     try:
-        block = _decoded(array, index, _at_a_time(matrix, threads))
+        box_by_box(block, index, parts, decode, _at_a_time(matrix, threads))
     finally:
         _check_chunks(matrix, array, index)  # written to meanwhile
     check(matrix.sources)
@@ -305,19 +300,6 @@ def _at_a_time(matrix: StoredMatrix, threads: int) -> int:
     """How many threads decode: what they hold beside the block stays below `DECODED`."""
     each = matrix.storage.decoding if matrix.storage else 0
     return max(1, min(threads, DECODED // max(1, each)))
-
-
-def _decoded(array: Any, index: Where, threads: int) -> Any:
-    """A copy of one block, with few storage chunks in memory beside it."""
-    block = np.empty([at.stop - at.start for at in index], array.dtype)
-    if not block.size:
-        return block
-
-    def read(target: Any, part: Where) -> None:
-        target[...] = array[part]
-
-    fill(block, index, list(boxes(index, array.chunks, array.dtype.itemsize)), read, threads)
-    return block
 
 
 def _check_chunks(matrix: StoredMatrix, array: Any, index: Where) -> None:

@@ -11,7 +11,7 @@ import ctypes
 import errno
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -32,18 +32,13 @@ def sync(path: Path) -> None:
     if not path.is_dir():
         sync_one(path)
         return
-    folders = [Path(folder) for folder, _, _ in os.walk(path)]
+    walked = list(os.walk(path))
+    files = [os.path.join(folder, name) for folder, _, names in walked for name in names]
     with ThreadPoolExecutor(SYNCS) as pool:
-        for _ in pool.map(sync_one, _files(folders)):
+        for _ in pool.map(sync_one, files):
             pass
-    for folder in reversed(folders):
+    for folder, *_ in reversed(walked):
         sync_one(folder)
-
-
-def _files(folders: Iterable[Path]) -> Iterator[str]:
-    for folder in folders:
-        with os.scandir(folder) as entries:
-            yield from (entry.path for entry in entries if entry.is_file(follow_symlinks=False))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from multimm.errors import FileFormatError
 from multimm.files.output import kept
 from multimm.files.raw import sync_one
-from multimm.files.storage_chunks import at_a_time, boxes, within
+from multimm.files.storage_chunks import box_by_box, boxes
 from multimm.files.stored import StoredMatrix, Where, few, package
 from multimm.files.zarr import METADATA, grid_place, touched
 
@@ -164,10 +164,11 @@ def write(matrix: StoredMatrix, index: Where, block: Any, threads: int = 1) -> N
     """Set one block, so many storage chunks at a time."""
     array = _array(matrix)
 
-    def one(part: Where) -> None:
-        array[part] = block[within(part, index)]
+    def encode(values: Any, part: Where) -> None:
+        array[part] = values
 
-    at_a_time(one, list(boxes(index, array.chunks, array.dtype.itemsize)), threads)
+    parts = list(boxes(index, array.chunks, array.dtype.itemsize))
+    box_by_box(block, index, parts, encode, threads)
 
 
 def sync(matrix: StoredMatrix, index: Where) -> None:
