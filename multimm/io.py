@@ -61,8 +61,8 @@ def open_array(
         ``.npy`` (memory-mapped, C or Fortran order), ``.zarr`` directory, ``.h5``, ``.hdf5``,
         or a ``.nc`` or ``.nc4`` that is HDF5. Workers open it themselves, under the same
         absolute path. Addresses such as ``s3://bucket/x.zarr`` and ``https://host/x.npy`` are
-        read through fsspec, where that is installed. It takes endpoints, credentials and
-        certificates from the environment of each process (``AWS_ENDPOINT_URL``,
+        read through fsspec, where the package for them is installed. Endpoints, credentials and
+        certificates come from the environment of each process (``AWS_ENDPOINT_URL``,
         ``SSL_CERT_FILE``, ``FSSPEC_S3_ANON=true``) or from its own configuration files.
     dataset : str, optional
         Array inside a ``.zarr`` group or an HDF5 file, also behind its links;
@@ -74,8 +74,8 @@ def open_array(
     gpu : bool
         Blocks are CuPy arrays: each reading task moves its block to its own GPU.
     outside : bool
-        Read raw data (external storage) and virtual sources of an HDF5 file that lie outside its
-        folder. Say so only of files that you trust: they may name any file that you can read.
+        Read sources of a virtual HDF5 dataset that lie outside its folder. Say so only of files
+        that you trust: they may name any file that you can read.
 
     Returns
     -------
@@ -87,10 +87,10 @@ def open_array(
     ------
     FileFormatError
         No such file, not a readable matrix, no such dataset, several to choose from, the
-        package for this format or address is missing, sources of an HDF5 dataset are missing or
-        lie outside its folder, or the numbers stand for others: times, what was never written
-        (netCDF), or attributes ``scale_factor``, ``add_offset`` or ``_Unsigned`` (netCDF, xarray)
-        that change them.
+        package for this format or address is missing, sources of an HDF5 dataset are missing, lie
+        outside its folder or are raw files (external storage), or the numbers stand for others:
+        times, what was never written (netCDF), or attributes ``scale_factor``, ``add_offset`` or
+        ``_Unsigned`` (netCDF, xarray) that change them.
     ArrayTypeError
         `path` is no path, such as an open file, or Dask's array query planning is switched on.
     ShapeError
@@ -172,7 +172,7 @@ class Output:
         Replace what exists, only on success: the array of that name, or, without a name, a file
         that holds one array and nothing else. Permission bits stay, the group too where it can. So
         do the array's attributes, but for those that say what the old numbers stood for (a scale, a
-        fill value, a time), dimension scales of HDF5, and names of axes.
+        fill value, a time), and names of axes. An HDF5 dataset with dimension scales is refused.
 
     Raises
     ------
@@ -188,7 +188,7 @@ class Output:
         place = files.locate(path, dataset)
         if place.remote:
             raise FileFormatError(
-                f"{place.name}: remote addresses are read and not written; write to a local path "
+                f"{place.path}: remote addresses are read and not written; write to a local path "
                 "and copy it, or use dask.array.to_zarr(c, url)"
             )
         # Through links, so that the unfinished file lies on the file system of the real target.
@@ -276,12 +276,12 @@ class Output:
         try:
             self._begin(self._unfinished)
             self._marks.write_bytes(bytes(array.npartitions))
-            written = self._format.create(matrix, **self._kept(found))
+            written = self._format.create(matrix, found)
         except FileFormatError:
             raise
-        except (OSError, ValueError, TypeError) as error:
-            full = "make room, or write elsewhere"
-            todo = full if isinstance(error, OSError) else "choose another format, or astype"
+        except Exception as error:  # HDF5's of a full disk may be a RuntimeError
+            full = isinstance(error, OSError | RuntimeError)
+            todo = "make room, or write elsewhere" if full else "choose another format, or astype"
             raise FileFormatError(
                 f"{self.path}: cannot be created for {array.dtype} {array.shape} "
                 f"({reason(error)}): {todo}"
@@ -292,16 +292,6 @@ class Output:
                 "for instance with astype('float32')"
             )
         return written
-
-    def _kept(self, found: target.Target) -> dict[str, Any]:
-        """What the format has to know of the target, to keep what is said of its array."""
-        if self.regular:
-            return {
-                "zarr_format": found.zarr_format, "named": found.unit, "replaces": found.replaces
-            }  # fmt: skip
-        if self._format.create is hdf5.create and found.replaces and not found.keeps:
-            return {"replaced": found.unit}
-        return {}
 
     def _check_space(self, nbytes: int) -> None:
         found = self._target
@@ -447,7 +437,7 @@ class Output:
 
     def _check_older(self, found: target.Target, path: Path) -> None:
         if not found.keeps:
-            target.CHECKS[self._named.suffix](path, found.unit)
+            target.check(self._named, path, found.unit)
         elif hdf5.state(path)[:-1] != self._copied[:-1]:  # renaming sets the last time
             raise FileFormatError(
                 f"{self._named}: {self.path.name} changed just now, and was left as it is; write "

@@ -12,7 +12,6 @@ import zarr
 from click.testing import CliRunner
 from clusters import forked, in_threads
 from commands import python
-from distributed import Client
 from distributed.core import Status
 from foreign_files import get, names, put
 from small import integers
@@ -312,17 +311,6 @@ def test_a_product_is_held_to_the_precision_that_was_asked_for(
         assert "verified" in result.stdout
     else:
         assert_one_line(result, 1, "WRONG")
-
-
-def test_a_cancelled_task_is_waited_for(address):
-    with Client(address) as client:
-        start = time.monotonic()
-        future = client.submit(time.sleep, 1.5, key=("slow", 0))
-        while not any(client.run(cli_run.is_busy, {"slow"}).values()):
-            time.sleep(0.01)
-        future.cancel(force=True)
-        cli_run.settle(client, {"slow"})
-        assert time.monotonic() - start > 1.4
 
 
 @pytest.mark.parametrize("during", ["compute", "verify"])

@@ -47,12 +47,6 @@ def virtual():
         file.create_virtual_dataset("x", layout)
 
 
-def raw():
-    A.tofile("x.raw")
-    with h5py.File("raw.h5", "w") as file:
-        file.create_dataset("x", A.shape, "f8", external=[("x.raw", 0, A.nbytes)])
-
-
 def store(data=A, **more):
     zarr.create_array("x.zarr", data=data, chunks=(1, 4), compressors=None, overwrite=True, **more)
 
@@ -113,7 +107,6 @@ CHANGES = {
     "hdf5": (hdf5, "x.h5", rewritten),
     "target of a link": (link, "link.h5", rewritten),
     "source of a virtual dataset": (virtual, "virtual.h5", rewritten),
-    "raw data": (raw, "raw.h5", lambda: (A + 1).tofile("x.raw")),
     "zarr chunk": (store, "x.zarr", lambda: in_place("x.zarr/c/0/0")),
     "zarr chunk gone": (store, "x.zarr", lambda: os.remove("x.zarr/c/1/0")),
     "zarr resized": (store, "x.zarr", lambda: zarr.open_array("x.zarr").resize((2, 4))),
@@ -139,7 +132,7 @@ def test_a_change_after_opening_is_named_before_numbers_are_used(what):
     assert not [name for name in os.listdir() if name.startswith((".", "out"))]
 
 
-@pytest.mark.parametrize("what", ["npy in place", "target of a link", "raw data", "zarr chunk"])
+@pytest.mark.parametrize("what", ["npy in place", "target of a link", "zarr chunk"])
 def test_a_file_that_is_opened_again_is_another_array(what):
     make, path, change = CHANGES[what]
     make()
@@ -236,15 +229,41 @@ def test_a_virtual_dataset_is_mapped_whole_or_says_what_else_it_holds():
     np.testing.assert_array_equal(found[1:], A[1:])
 
 
-def test_values_outside_the_files_folder_need_consent(tmp_path):
-    (tmp_path / "inner").mkdir()
-    A.tofile("secret.raw")
-    with h5py.File("inner/raw.h5", "w") as file:
-        path = os.path.abspath("secret.raw")
-        file.create_dataset("x", A.shape, "f8", external=[(path, 0, A.nbytes)])
+def test_values_outside_the_files_folder_need_consent():
+    virtual()
+    os.mkdir("inner")
+    os.rename("virtual.h5", "inner/virtual.h5")  # HDF5 looks in the current folder, too
     with pytest.raises(FileFormatError, match="outside"):
-        io.open_array("inner/raw.h5")
-    np.testing.assert_array_equal(read("inner/raw.h5", outside=True), A)
+        io.open_array("inner/virtual.h5")
+    np.testing.assert_array_equal(read("inner/virtual.h5", outside=True), A)
+
+
+def test_raw_data_are_not_read():
+    A.tofile("x.raw")
+    with h5py.File("raw.h5", "w") as file:
+        file.create_dataset("x", A.shape, "f8", external=[("x.raw", 0, A.nbytes)])
+    with pytest.raises(FileFormatError, match=r"raw files .* h5repack"):
+        io.open_array("raw.h5")
+
+
+def test_a_source_that_is_smaller_by_now_is_named():
+    for name, chunks in (("x.h5", (1, 4)), ("virtual.h5", None)):
+        with h5py.File(name, "w") as file:
+            if chunks:
+                file.create_dataset("x", data=A, chunks=chunks, maxshape=(None, 4))
+                continue
+            for name, end in (("part", 3), ("all", h5py.h5s.UNLIMITED)):
+                layout = h5py.VirtualLayout(A.shape, "f8", maxshape=(None, 4))
+                source = h5py.VirtualSource("x.h5", "x", shape=A.shape, maxshape=(None, 4))
+                layout[0:end, :] = source[0:end, :]
+                file.create_virtual_dataset(name, layout)
+    for name in "part", "all":
+        np.testing.assert_array_equal(read(f"virtual.h5:{name}"), A)
+    with h5py.File("x.h5", "r+") as file:
+        file["x"].resize((2, 4))
+    with pytest.raises(FileFormatError, match=r"has shape \(2, 4\) by now"):
+        io.open_array("virtual.h5:part")
+    np.testing.assert_array_equal(read("virtual.h5:all"), A[:2])
 
 
 @pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")

@@ -106,18 +106,15 @@ def test_hdf5_decodes_chunks_behind_filters_alone(tmp_path, options, codec):
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["<f4", ">f4"])
 def test_an_npy_file_is_mapped_few_rows_at_a_time(tmp_path, monkeypatch, order, dtype):
-    from multimm.files import npy
-
     monkeypatch.setattr(storage_chunks, "AT_ONCE", 20_000)
     np.save(tmp_path / "x.npy", np.asarray(X, dtype, order=order))
-    mapped = []
-    map_part = npy._map
+    mapped, memmap = [], np.memmap
 
-    def counted(matrix, index, file):
-        mapped.append(npy._window(matrix, index)[1])
-        return map_part(matrix, index, file)
+    def counted(file, dtype, mode, offset, shape, order):
+        mapped.append(shape)
+        return memmap(file, dtype, mode, offset, shape, order)
 
-    monkeypatch.setattr(npy, "_map", counted)
+    monkeypatch.setattr(np, "memmap", counted)
     lazy = multimm.io.open_array(tmp_path / "x.npy", chunks=(333, 77))
     assert storage_of(lazy) is None
     found = lazy.compute(scheduler="sync")

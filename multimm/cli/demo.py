@@ -133,24 +133,13 @@ def random_matrix(size: int, seed: int, *, gpu: bool) -> da.Array:
 
     from multimm.planning.tiling.grid import regular
 
-    blocks = regular(size, -(-size // 4))
-    chunks = (blocks, blocks)
-    meta = random_block(seed, gpu=gpu)
-    array: da.Array = da.map_blocks(
-        random_block, seed, gpu=gpu, chunks=chunks, dtype=meta.dtype, meta=meta
-    )
-    return array
-
-
-def random_block(seed: int, *, gpu: bool, block_info: Any = None) -> Any:
-    """One block, generated where it will live; without `block_info` an empty one."""
+    start: Any = seed
     if gpu:
-        import cupy as xp
-    else:
-        import numpy as xp
-    if block_info is None:
-        return xp.empty((0, 0), dtype=xp.float32)
-    where = block_info[None]
-    row, col = where["chunk-location"]
-    generator = xp.random.default_rng([seed, row, col])
-    return generator.standard_normal(where["chunk-shape"], dtype=xp.float32)
+        import cupy
+
+        start = cupy.random.default_rng(seed)
+    blocks = regular(size, -(-size // 4))
+    numbers: da.Array = da.random.default_rng(start).standard_normal(
+        (size, size), chunks=(blocks, blocks), dtype="float32"
+    )
+    return numbers

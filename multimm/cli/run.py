@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks at the workers; arbitrary.
 INTERVAL = 0.1
-#: A cancelled task cannot be stopped; after this long its late write may leave a file behind.
-SETTLE_SECONDS = 20.0
-#: Of tasks that are not done, on a worker.
-OPEN = ("waiting", "ready", "constrained")
 #: Seconds without a single worker before a run is given up; a killed worker process is
 #: replaced within a few.
 NO_WORKERS_SECONDS = 60.0
@@ -61,7 +57,6 @@ def compute(
     start, out = time.perf_counter(), console()
     shown = Progress(plan, out.file, label) if out.is_terminal else nullcontext()
     with failed_run(client, plan), STOP.held_back(), shown:
-        names = {str(name) for name in array.dask.layers}
         persisted = client.persist(array)
         futures = futures_of(persisted)
         try:
@@ -71,9 +66,7 @@ def compute(
         except BaseException:
             with suppress(Exception):  # a scheduler that is lost as well
                 if client.status == "running":
-                    client.cancel(futures, force=True)
-                    if client.cluster is None:  # others' workers go on, our own end with this
-                        settle(client, names)
+                    client.cancel(futures, force=True)  # of what is written later nothing stays
             raise
         seconds = time.perf_counter() - start
     return persisted, seconds
@@ -86,25 +79,6 @@ def _finished(futures: list[Future[Any]]) -> bool:
         if future.status in ("cancelled", "lost"):
             raise RunError("the run was cancelled on the scheduler, by somebody else: run it again")
     return all(future.status == "finished" for future in futures)
-
-
-def settle(client: Client, names: set[str]) -> None:
-    """Wait for cancelled tasks that are still running, which might yet write to a file.
-
-    Two looks in a row must find none: a task that was on its way to a worker, and is cancelled by
-    the next message to it, may not have been there at the first one.
-    """
-    deadline, quiet = time.monotonic() + SETTLE_SECONDS, 0
-    while time.monotonic() < deadline and quiet < 2:
-        quiet = 0 if any(client.run(is_busy, names).values()) else quiet + 1
-        time.sleep(INTERVAL)
-
-
-def is_busy(names: set[str], dask_worker: Any) -> bool:
-    """Runs on a worker: whether it still executes a task of these layers, or is about to."""
-    state = dask_worker.state
-    tasks = (*state.executing, *(task for task in state.tasks.values() if task.state in OPEN))
-    return any(isinstance(task.key, tuple) and task.key[0] in names for task in tasks)
 
 
 class RunError(click.ClickException):

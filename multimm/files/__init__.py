@@ -35,10 +35,6 @@ def whole(matrix: StoredMatrix, _: Where) -> StoredMatrix:
     return matrix
 
 
-def nothing(matrix: StoredMatrix, _: Where) -> None:
-    """Blocks are in a file, and go with it."""
-
-
 class Format(NamedTuple):
     """What one file format can do."""
 
@@ -50,8 +46,6 @@ class Format(NamedTuple):
     write: Callable[[StoredMatrix, Where, Any, int], None]
     #: Has what this machine wrote of a block on the disk.
     sync: Callable[[StoredMatrix, Where], None]
-    #: Removes what was written of a block after the output was given up, and removed.
-    drop: Callable[[StoredMatrix, Where], None] = nothing
     #: Blocks are written as storage chunks of one size, in a folder.
     regular: bool = False
     #: New files are made; others are read alone.
@@ -68,7 +62,6 @@ _ZARR = Format(
     output_zarr.create,
     output_zarr.write,
     output_zarr.sync,
-    output_zarr.drop,
     regular=True,
     part=zarr.part,
 )
@@ -143,7 +136,6 @@ def locate(
     name_in_file = "/".join(part for part in parts if part not in ("", ".")) or None
     if remote.is_remote(text):
         return Location(text.rstrip("/"), suffix, name_in_file)
-    shown = "" if text == given or not remote.is_remote(given) else given
     try:
         path = os.path.abspath(text)
     except FileNotFoundError:
@@ -151,7 +143,7 @@ def locate(
             f"{given}: the current folder is gone; give an absolute path, or change to a folder "
             "that is there"
         ) from None
-    return Location(path, suffix, name_in_file, shown, outside)
+    return Location(path, suffix, name_in_file, outside)
 
 
 def _local(given: str) -> str:
@@ -208,7 +200,7 @@ def inspect(place: Location) -> StoredMatrix:
     except FileFormatError:
         raise
     except FileNotFoundError as error:
-        raise FileFormatError(f"{place.name}: no such file or directory") from error
+        raise FileFormatError(f"{place.path}: no such file or directory") from error
     except Exception as error:  # parsers raise anything on a foreign file
         what = "cannot be read" if place.remote else f"not a readable {place.suffix} file"
         raise FileFormatError(f"{place}: {what} ({reason(error)})") from error

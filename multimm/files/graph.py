@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import dask.array as da
@@ -27,6 +28,7 @@ from multimm.errors import (
 from multimm.failures import current_worker, named
 from multimm.files import FORMATS, raw
 from multimm.files.identity import check
+from multimm.files.output.unfinished import remove
 from multimm.files.stored import StoredMatrix, Where, causes_stay, reason
 from multimm.gpu.arrays import by_dask_cuda, to_numpy
 from multimm.gpu.transfer.pinned_copy import threads_beside_a_gpu, to_device
@@ -132,10 +134,12 @@ def write_block(
         form.write(matrix, index, block, _threads(gpu=False))
         if writer.machine != raw.machine(matrix.path):
             form.sync(matrix, index)
-        _mark(writer.marks, number)
+        with open(writer.marks, "r+b", buffering=0) as marks:
+            marks.seek(number)
+            marks.write(b"\1")
     except Exception as error:
         if writer.is_gone():
-            form.drop(matrix, index)
+            remove(Path(matrix.path))  # Zarr makes folders again that are gone
             raise FileFormatError(
                 f"{writer.target}: the output was given up before all blocks were written; compute "
                 "what the last store() gives, before its `with` ends"
@@ -147,14 +151,6 @@ def write_block(
             "make room, or write elsewhere"
         ) from error
     return np.ones((1,) * len(index), dtype=bool)
-
-
-def _mark(path: str, number: int) -> None:
-    marks = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.pwrite(marks, b"\1", number)
-    finally:
-        os.close(marks)
 
 
 @dataclass(frozen=True, slots=True)

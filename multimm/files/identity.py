@@ -43,16 +43,10 @@ def of_stat(path: str, found: os.stat_result) -> State:
     """The state of a file, or folder; `FileFormatError` for what may never end."""
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         raise FileFormatError(
-            f"{path}: no regular file but {_kind(found.st_mode)}, whose end nobody knows; "
-            "write the matrix to a file first"
+            f"{path}: no regular file but a named pipe, a socket or a device, whose end nobody "
+            "knows; write the matrix to a file first"
         )
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-def _kind(mode: int) -> str:
-    if stat.S_ISFIFO(mode):
-        return "a named pipe (FIFO)"
-    return "a socket" if stat.S_ISSOCK(mode) else "a device"
 
 
 def state(path: str) -> State:

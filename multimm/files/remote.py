@@ -1,14 +1,12 @@
-"""Files under addresses such as ``s3://bucket/name``, read through fsspec where it is installed."""
+"""Files under addresses such as ``s3://bucket/name``, read through fsspec."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from importlib import import_module
 from typing import Any
 
 from multimm.errors import FileFormatError, one_line
@@ -31,13 +29,8 @@ def is_remote(text: str) -> bool:
 
 def file_system(address: str) -> tuple[Any, str]:
     """fsspec's file system for an address, and the path in there."""
-    try:
-        url_to_fs = import_module("fsspec.core").url_to_fs
-    except ImportError:
-        raise FileFormatError(
-            f"{address}: remote addresses are read with the package fsspec, which is not "
-            "installed: pip install fsspec"
-        ) from None
+    from fsspec.core import url_to_fs  # Dask's own dependency
+
     try:
         found: tuple[Any, str] = url_to_fs(address, use_listings_cache=False)
     except ImportError as error:  # it says what to install for this protocol
@@ -79,12 +72,7 @@ def opened(address: str) -> Any:
 
 def open_bytes(path: str) -> Any:
     """A local file, or an object, as an open file of bytes."""
-    return opened(path) if is_remote(path) else open(path, "rb", opener=_at_once)
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Open a file; of a pipe nobody waits for who writes to it."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    return opened(path) if is_remote(path) else open(path, "rb")
 
 
 def state(address: str) -> tuple[str, ...]:

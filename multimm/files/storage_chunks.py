@@ -60,34 +60,26 @@ def boxes(where: Where, unit: Sequence[int], itemsize: int) -> Iterator[Where]:
     yield from product(*reversed(cuts))
 
 
-def fill(
+def box_by_box(
     block: Any,
     where: Where,
     parts: Sequence[Where],
-    read: Callable[[Any, Where], None],
+    do: Callable[[Any, Where], None],
     threads: int,
 ) -> None:
-    """Read the boxes of a rectangle into the block of it, so many at a time."""
-    at_a_time(lambda part: read(block[within(part, where)], part), parts, threads)
+    """Do it with each of some boxes and with the block's part that it is, so many at a time."""
 
+    def one(box: Where) -> None:
+        sides = zip(box, where, strict=True)
+        do(block[tuple(slice(a.start - b.start, a.stop - b.start) for a, b in sides)], box)
 
-def at_a_time(do: Callable[[Where], None], parts: Sequence[Where], threads: int) -> None:
-    """Do it with each of some boxes, so many at a time."""
     if min(threads, len(parts)) < 2:
         for part in parts:
-            do(part)
+            one(part)
         return
     with ThreadPoolExecutor(min(threads, len(parts))) as pool:
-        for _ in pool.map(do, parts):
+        for _ in pool.map(one, parts):
             pass
-
-
-def within(box: Where, where: Where) -> Where:
-    """Where a box lies in the block that is read of a rectangle."""
-    return tuple(
-        slice(part.start - whole.start, part.stop - whole.start)
-        for part, whole in zip(box, where, strict=True)
-    )
 
 
 def of_zarr(array: Any, stored: int | None) -> Storage:

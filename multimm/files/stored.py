@@ -6,6 +6,7 @@ import errno
 import functools
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -27,6 +28,8 @@ Made = TypeVar("Made")
 NUMERIC_KINDS = "biufc"
 #: For messages about other elements.
 HOLDS = "a matrix file holds booleans, integers, floats or complex numbers"
+#: Of the system's errors HDF5 makes texts of buffers, times and numbers: what failed, and why.
+_CAUSE = re.compile(r"\(([^(:,]+)[:,].*?errno = \d+, error message = '([^']*)'", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +39,8 @@ class Location:
     path: str  #: absolute, of the file or directory; or its address (``s3://...``)
     suffix: str  #: the format, a key of `FORMATS`: an unfinished output has not its final name
     dataset: str | None  #: the array inside the file, for formats that hold several
-    #: What messages call the file, where that is not its path: the address ``file://...``.
-    given: str = field(default="", compare=False)
     #: An HDF5 file may have values read from other folders than its own.
     outside: bool = field(default=False, compare=False)
-
-    @property
-    def name(self) -> str:
-        """The file as messages call it."""
-        return self.given or self.path
 
     @property
     def remote(self) -> bool:
@@ -55,19 +51,7 @@ class Location:
         return without_secrets(f"Location({self.path!r}, {self.suffix!r}, {self.dataset!r})")
 
     def __str__(self) -> str:
-        return self.name if self.dataset is None else f"{self.name}:{self.dataset}"
-
-
-@dataclass(frozen=True, slots=True)
-class Inside:
-    """Where HDF5 has a dataset, behind all links."""
-
-    path: str  #: the file that it lies in
-    name: str  #: its path in there
-    raw: str = ""  #: folder that relative paths of its raw files begin at; empty without such
-
-    def __repr__(self) -> str:
-        return without_secrets(f"Inside({self.path!r}, {self.name!r}, {self.raw!r})")
+        return self.path if self.dataset is None else f"{self.path}:{self.dataset}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +67,7 @@ class StoredMatrix:
     sources: tuple[Source, ...] = ()  #: files that any block is read from, as they were opened
     #: Of each chunk file that there is, by its place in the grid: `identity.mark` (.zarr).
     states: Mapping[tuple[int, ...], int] | None = field(default=None, hash=False)
-    inside: Inside | None = None  #: the dataset itself (HDF5)
+    inside: tuple[str, str] | None = None  #: file and name that links lead to (local HDF5)
     storage: Storage | None = None  #: for plans, where storage chunks are decoded as a whole
 
     @property
@@ -126,9 +110,9 @@ def causes_stay(call: Callable[Given, Made]) -> Callable[Given, Made]:
 def reason(error: BaseException) -> str:
     """The first sentence of an error's text, or its type where it has none."""
     text = (isinstance(error, OSError) and error.strerror) or str(error)
-    # HDF5 adds the time, the address of a buffer and more in brackets behind its sentence.
-    text = text.partition(": time = ")[0].strip()
-    first, *more = text.splitlines() or [type(error).__name__]
+    if cause := _CAUSE.search(text):
+        return ": ".join(cause.groups())
+    first, *more = text.strip().splitlines() or [type(error).__name__]
     return " ".join([first, *more[:1]]) if first.endswith(":") else first
 
 
@@ -159,22 +143,17 @@ def few(names: Sequence[str]) -> str:
     return ", ".join(names[:10]) + (f" and {more} more" if more > 0 else "")
 
 
-def listing(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Names and shapes of datasets, for a message."""
-    return ", ".join(f"{name} {shape}" for name, shape in sorted(shapes.items()))
-
-
 def choose_dataset(place: Location, shapes: Mapping[str, tuple[int, ...]]) -> str:
     """The dataset that was asked for, or the only matrix in the file."""
-    listed = listing(shapes) or "none"
+    listed = ", ".join(f"{name} {shape}" for name, shape in sorted(shapes.items())) or "none"
     if place.dataset is not None:
         if place.dataset not in shapes:
-            raise FileFormatError(f"{place.name}: no dataset {place.dataset!r}; it holds: {listed}")
+            raise FileFormatError(f"{place.path}: no dataset {place.dataset!r}; it holds: {listed}")
         return place.dataset
     matrices = [name for name, shape in shapes.items() if len(shape) == 2 or len(shapes) == 1]
     if len(matrices) != 1:
         raise FileFormatError(
-            f"{place.name}: holds {len(matrices)} matrices, so one must be named, as in "
+            f"{place.path}: holds {len(matrices)} matrices, so one must be named, as in "
             f"{Path(place.path).name}:/NAME; datasets: {listed}"
         )
     return matrices[0]

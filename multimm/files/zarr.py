@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -28,7 +29,7 @@ from multimm.files.identity import (
     states,
 )
 from multimm.files.remote import file_system, is_remote, telling
-from multimm.files.storage_chunks import boxes, fill, of_zarr
+from multimm.files.storage_chunks import box_by_box, boxes, of_zarr
 from multimm.files.stored import Location, StoredMatrix, Where, choose_dataset, package
 
 METADATA = ("zarr.json", ".zarray", ".zgroup")
@@ -40,8 +41,8 @@ DECODED = 2 * 10**9
 
 def inspect(place: Location) -> StoredMatrix:
     """Shape, dtype and layout, without reading an element."""
-    if not place.remote:
-        _check_folder(place)
+    if not place.remote and not os.path.isdir(place.path):
+        raise FileFormatError(f"{place.path}: a file; only .zarr directories are supported")
     store = _store(place.path)
     name, node = place.dataset, _array_at(store, place.dataset or "")
     if node is None:
@@ -50,7 +51,7 @@ def inspect(place: Location) -> StoredMatrix:
         node = arrays[name]
         if _array_at(store, name) is None:
             raise FileFormatError(
-                f"{place.name}: its consolidated metadata tell of {name}, which is not there: call "
+                f"{place.path}: its consolidated metadata tell of {name}, which is not there: call "
                 "zarr.consolidate_metadata on it"
             )
     found = replace(place, dataset=name)
@@ -84,14 +85,6 @@ def _attributes(node: Any) -> Mapping[str, Any]:
     return {**masks, **node.attrs}
 
 
-def _check_folder(place: Location) -> None:
-    if not os.path.isdir(place.path):
-        raise FileFormatError(f"{place.name}: a file; only .zarr directories are supported")
-    for folder in {place.path, os.path.join(place.path, place.dataset or "")}:
-        for name in (*METADATA, ".zattrs", ".zmetadata"):
-            state(os.path.join(folder, name))  # a pipe would be waited for
-
-
 def _store(path: str) -> Any:
     """What Zarr opens: a local path, or fsspec's file system."""
     if not is_remote(path):
@@ -117,35 +110,31 @@ def _arrays(place: Location, store: Any) -> dict[str, Any]:
     zarr = package("zarr")
     if place.dataset is not None and _array_at(store, "") is not None:
         raise FileFormatError(
-            f"{place.name}: holds one array without a name; leave out {place.dataset!r}"
+            f"{place.path}: holds one array without a name; leave out {place.dataset!r}"
         )
-    try:
-        # Consolidated metadata may be older than the arrays.
-        found = _members(zarr.open_group(store, mode="r", use_consolidated=False))
-    except FileNotFoundError:
-        found = {}
-    if not found:  # stores that cannot be listed, such as over HTTP, have that alone
-        try:
-            found = _members(zarr.open_group(store, mode="r"))
-        except FileNotFoundError:
-            what = "an address" if place.remote else "a directory"
-            raise FileFormatError(
-                f"{place.name}: {what} without Zarr metadata: give the one with zarr.json, .zarray "
-                "or .zgroup in it"
-            ) from None
+    found: dict[str, Any] = {}
+    group = None
+    # Consolidated metadata may be older than the arrays; stores that cannot be listed, such as over
+    # HTTP, have these alone.
+    for consolidated in (False, None):
+        with suppress(FileNotFoundError):
+            group = zarr.open_group(store, mode="r", use_consolidated=consolidated)
+            members = group.members(max_depth=None)
+            found = {name: x for name, x in members if isinstance(x, zarr.Array)}
+        if found:
+            break
+    if group is None:
+        what = "an address" if place.remote else "a directory"
+        raise FileFormatError(
+            f"{place.path}: {what} without Zarr metadata: give the one with zarr.json, .zarray or "
+            ".zgroup in it"
+        )
     if not found and _unlisted(place.path):
         raise FileFormatError(
             f"{place}: no array but a group, or nothing, and over HTTP nobody can list what there "
             f"is: name an array, as in {place.path}/NAME, or call zarr.consolidate_metadata on it"
         )
     return found
-
-
-def _members(group: Any) -> dict[str, Any]:
-    zarr = package("zarr")
-    return {
-        name: item for name, item in group.members(max_depth=None) if isinstance(item, zarr.Array)
-    }
 
 
 def _unlisted(path: str) -> bool:
@@ -186,12 +175,14 @@ def _seen(
     return (replace(matrix, sources=described, states=marks, storage=storage), empty), every
 
 
-def _grid_place(key: str, ndim: int) -> tuple[int, ...] | None:
+def grid_place(key: str, ndim: int) -> tuple[int, ...] | None:
     """Where in the grid of chunks a file belongs, by its path in the array's folder.
 
-    >>> _grid_place("c/0/12", 2), _grid_place("3.4", 2), _grid_place("zarr.json", 2)
+    >>> grid_place("c/0/12", 2), grid_place("3.4", 2), grid_place("zarr.json", 2)
     ((0, 12), (3, 4), None)
     """
+    if ndim == 0 and key == "0":  # as Zarr 2 calls it
+        return ()
     parts = key.replace("/", ".").split(".")
     parts = parts[1:] if parts[0] == "c" else parts
     if len(parts) != ndim or not all(part.isdecimal() for part in parts):
@@ -205,7 +196,7 @@ def _walked(folder: str, node: Any, within: str = "") -> dict[tuple[int, ...], S
     with os.scandir(f"{folder}/{within}") as entries:
         for entry in entries:
             key = f"{within}{entry.name}"
-            place = _grid_place(key, node.ndim)
+            place = grid_place(key, node.ndim)
             part = entry.name == "c" or entry.name.isdecimal()  # of the path of a chunk
             if entry.is_dir():
                 if part and place is None and key.count("/") <= node.ndim:
@@ -229,7 +220,7 @@ def _listed(address: str, node: Any) -> dict[tuple[int, ...], State]:
     folder = folder.strip("/")
     found: dict[tuple[int, ...], State] = {}
     for path, info in system.find(folder, detail=True).items():
-        place = _grid_place(path.strip("/").removeprefix(f"{folder}/"), node.ndim)
+        place = grid_place(path.strip("/").removeprefix(f"{folder}/"), node.ndim)
         if place is not None:
             found[place] = telling(system, path, info)
     return found
@@ -267,15 +258,7 @@ def part(matrix: StoredMatrix, index: Where) -> StoredMatrix:
     states = matrix.states
     if states is None:
         return matrix
-    ranges = touched(matrix, index)
-    if math.prod(map(len, ranges)) <= len(states):
-        own = {at: states[at] for at in product(*ranges) if at in states}
-    else:
-        own = {
-            at: found
-            for at, found in states.items()
-            if all(one in within for one, within in zip(at, ranges, strict=True))
-        }
+    own = {at: states[at] for at in product(*touched(matrix, index)) if at in states}
     return replace(matrix, states=own)
 
 
@@ -299,8 +282,14 @@ def read(matrix: StoredMatrix, index: Where, threads: int = 1) -> Any:
             "opened; open it again"
         )
     _check_chunks(matrix, array, index)
+    block = np.empty([at.stop - at.start for at in index], array.dtype)
+    parts = list(boxes(index, array.chunks, array.dtype.itemsize)) if block.size else []
+
+    def decode(target: Any, part: Where) -> None:
+        target[...] = array[part]
+
     try:
-        block = _decoded(array, index, _at_a_time(matrix, threads))
+        box_by_box(block, index, parts, decode, _at_a_time(matrix, threads))
     finally:
         _check_chunks(matrix, array, index)  # written to meanwhile
     check(matrix.sources)
@@ -311,19 +300,6 @@ def _at_a_time(matrix: StoredMatrix, threads: int) -> int:
     """How many threads decode: what they hold beside the block stays below `DECODED`."""
     each = matrix.storage.decoding if matrix.storage else 0
     return max(1, min(threads, DECODED // max(1, each)))
-
-
-def _decoded(array: Any, index: Where, threads: int) -> Any:
-    """A copy of one block, with few storage chunks in memory beside it."""
-    block = np.empty([at.stop - at.start for at in index], array.dtype)
-    if not block.size:
-        return block
-
-    def read(target: Any, part: Where) -> None:
-        target[...] = array[part]
-
-    fill(block, index, list(boxes(index, array.chunks, array.dtype.itemsize)), read, threads)
-    return block
 
 
 def _check_chunks(matrix: StoredMatrix, array: Any, index: Where) -> None:

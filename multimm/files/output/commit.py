@@ -11,8 +11,7 @@ import ctypes
 import errno
 import fcntl
 import os
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -26,8 +25,6 @@ AT_FDCWD = -100
 UNKNOWN = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}
 #: Files of a store that are synced at a time: a disk's journal takes what waits in one commit.
 SYNCS = 16
-#: Seconds to wait for another's commit, which takes a few renames; arbitrary.
-LONGEST = 10.0
 
 
 def sync(path: Path) -> None:
@@ -35,43 +32,27 @@ def sync(path: Path) -> None:
     if not path.is_dir():
         sync_one(path)
         return
-    folders = [Path(folder) for folder, _, _ in os.walk(path)]
+    walked = list(os.walk(path))
+    files = [os.path.join(folder, name) for folder, _, names in walked for name in names]
     with ThreadPoolExecutor(SYNCS) as pool:
-        for _ in pool.map(sync_one, _files(folders)):
+        for _ in pool.map(sync_one, files):
             pass
-    for folder in reversed(folders):
+    for folder, *_ in reversed(walked):
         sync_one(folder)
-
-
-def _files(folders: Iterable[Path]) -> Iterator[str]:
-    for folder in folders:
-        with os.scandir(folder) as entries:
-            yield from (entry.path for entry in entries if entry.is_file(follow_symlinks=False))
 
 
 @contextmanager
 def in_turn(folder: Path) -> Iterator[None]:
     """One commit in a folder at a time: what was found there stays until the names are changed.
 
-    Without it where the file system has no locks, or somebody keeps it locked for `LONGEST`.
+    Without it where the file system has no locks.
     """
     with ExitStack() as stack:
         with suppress(OSError):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, descriptor)
-            _wait_for(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-
-
-def _wait_for(descriptor: int) -> None:
-    until = time.monotonic() + LONGEST
-    while time.monotonic() < until:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.01)
-        else:
-            return
 
 
 def put_new(unfinished: Path, path: Path) -> None:

@@ -14,20 +14,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multimm.errors import FileFormatError
 from multimm.files import identity
-from multimm.files.hdf5 import opened
+from multimm.files.hdf5_links import end_of
 from multimm.files.identity import State
 from multimm.files.output import kept
 from multimm.files.stored import StoredMatrix, allocate, few, package
+
+if TYPE_CHECKING:
+    from multimm.files.output.target import Target
 
 #: Where nobody names the dataset.
 DEFAULT = "C"
 
 
-def create(matrix: StoredMatrix, replaced: Path | None = None) -> StoredMatrix:
+def create(matrix: StoredMatrix, target: Target) -> StoredMatrix:
     """The matrix in the empty file at its path, or added to what is in there, without its values.
 
     A dataset of its name is replaced, and so is that of a whole file; attributes of either stay.
@@ -36,15 +39,15 @@ def create(matrix: StoredMatrix, replaced: Path | None = None) -> StoredMatrix:
     early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)  # blocks come, everywhere
-    with opened(matrix.path, "r+" if os.path.getsize(matrix.path) else "w") as file:
+    with h5py.File(matrix.path, "r+" if os.path.getsize(matrix.path) else "w") as file:
         older = file.get(matrix.dataset)
         if older is not None:
             del file[matrix.dataset]  # its name; it is there as long as it is open
         made = file.create_dataset(matrix.dataset, matrix.shape, matrix.dtype, dcpl=early)
         if older is not None:
             kept.give_hdf5(older, made)
-        elif replaced is not None and os.path.getsize(replaced):  # of mkstemp, say, it is empty
-            kept.from_file(replaced, made)
+        elif target.replaces and not target.keeps and target.unit.stat().st_size:
+            kept.from_file(target.unit, made)  # of mkstemp, say, it is empty
         offset = made.id.get_offset() or 0  # none of an empty array
         written = replace(matrix, dtype=made.dtype, offset=offset)
     # A file that a full disk keeps from being closed stays locked, and the next error would
@@ -61,7 +64,7 @@ def _target(path: Path) -> Iterator[Any]:
     HDF5 gives one file to all who open it in a process. What goes into it once another has its name
     would be lost without a word.
     """
-    with opened(str(path), "r") as file:
+    with package("h5py").File(path, "r") as file:
         if file.mode != "r":
             raise FileFormatError(
                 f"{path}: is open for writing in this process; close it first, or write to another "
@@ -70,10 +73,11 @@ def _target(path: Path) -> Iterator[Any]:
         yield file
 
 
-def holds(path: Path, dataset: str) -> bool:
+def holds(path: Path, dataset: str, *, overwrite: bool) -> bool:
     """Whether a file has a dataset of that name, which may be replaced.
 
-    Raises FileFormatError for the name of a group or a link, or through a dataset or a link.
+    Raises FileFormatError for the name of a group or a link, or through a dataset or a link; with
+    `overwrite` also for a dataset with dimension scales.
     """
     h5py = package("h5py")
     with _target(path) as file:
@@ -85,7 +89,7 @@ def holds(path: Path, dataset: str) -> bool:
                 return False
             if not isinstance(link, h5py.HardLink):
                 raise FileFormatError(
-                    f"{path}: {name!r} is a link to {_end_of(link)}: name what it leads to, or "
+                    f"{path}: {name!r} is a link to {end_of(link)}: name what it leads to, or "
                     "another array"
                 )
             item = file[name]
@@ -96,11 +100,12 @@ def holds(path: Path, dataset: str) -> bool:
                     f"{path}: {name!r} is {what}, where {dataset!r} is to be written: choose "
                     "another name"
                 )
+        if overwrite and kept.SCALES & {*item.attrs}:
+            raise FileFormatError(
+                f"{path}: {dataset!r} has dimension scales, or is one, which say what its axes "
+                "are: write to another name, or replace it by what knows them, such as xarray"
+            )
     return True
-
-
-def _end_of(link: Any) -> str:
-    return f"{getattr(link, 'filename', '')}:{link.path}".removeprefix(":")
 
 
 def held(path: Path) -> tuple[list[str], list[str]]:
@@ -109,29 +114,23 @@ def held(path: Path) -> tuple[list[str], list[str]]:
     arrays: list[str] = []
     others: list[str] = []
 
-    def look(name: str, group: Any) -> None:
-        others.extend(f"attribute {key} of {name or '/'}" for key in group.attrs)
-        for key in group:
-            inside = f"{name}/{key}".lstrip("/")
-            if not isinstance(group.get(key, getlink=True), h5py.HardLink):
-                others.append(f"{inside} (a link)")
-                continue
-            item = group[key]
-            if isinstance(item, h5py.Dataset):
-                arrays.append(f"{inside} {item.shape}")
-            elif isinstance(item, h5py.Datatype):
-                others.append(f"{inside} (a type)")
-            elif not len(item) or item in seen:
-                others.append(f"{inside} (a group)")
-            else:
-                seen.append(item)
-                look(inside, item)
+    def look(name: str, link: Any) -> None:
+        item = file[name] if isinstance(link, h5py.HardLink) else None
+        if isinstance(item, h5py.Dataset):
+            arrays.append(f"{name} {item.shape}")
+            return
+        if isinstance(item, h5py.Group):
+            others.extend(f"attribute {key} of {name}" for key in item.attrs)
+            kind = "" if len(item) else "a group"
+        else:
+            kind = "a link" if item is None else "a type"
+        others.extend([f"{name} ({kind})"] if kind else [])
 
     with _target(path) as file:
         if file.userblock_size:
             others.append(f"a user block of {file.userblock_size:,} bytes")
-        seen = [file["/"]]
-        look("", file["/"])
+        others.extend(f"attribute {key} of /" for key in file.attrs)
+        file.visititems_links(look)
     return arrays, others
 
 
@@ -155,22 +154,7 @@ def copy(source: Path, unfinished: Path) -> State:
     """Copy a file into an empty one; what its state was. OSError where somebody writes it."""
     with _target(source):  # a writer that uses HDF5 has it locked
         before = state(source)
-        with open(source, "rb") as old, open(unfinished, "rb+") as new:
-            _copy_bytes(old, new)
+        shutil.copyfile(source, unfinished)
         if state(source) != before:
             raise OSError(errno.EBUSY, "it changes while it is copied")
     return before
-
-
-def _copy_bytes(old: Any, new: Any) -> None:
-    """Copy all of a file; Linux has both share their blocks where the file system can."""
-    left = os.fstat(old.fileno()).st_size
-    try:
-        while left and (done := os.copy_file_range(old.fileno(), new.fileno(), left)):
-            left -= done
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
-            raise
-        old.seek(0)
-        new.seek(0)
-        shutil.copyfileobj(old, new, 2**20)

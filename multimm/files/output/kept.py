@@ -17,9 +17,8 @@ from multimm.files.stored import package
 
 #: Where xarray and netCDF keep the names of axes in Zarr 2.
 NAMES = "_ARRAY_DIMENSIONS"
-#: What HDF5, and netCDF in it, have of an array's axes; references in there are made anew.
-OF_AXES = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"}
-OF_AXES |= {"_Netcdf4Dimid", "_Netcdf4Coordinates"}
+#: Those of an HDF5 dataset that has scales of its axes, or is one of others' axes.
+SCALES = {"DIMENSION_LIST", "REFERENCE_LIST"}
 
 
 def of_zarr(
@@ -57,56 +56,18 @@ def _axes(array: Any) -> tuple[Any, ...]:
 
 def give_hdf5(old: Any, new: Any) -> None:
     """Copy the attributes of a dataset to the one that replaces it, in the same file or another."""
-    unwanted = of_values(old.attrs) | OF_AXES
-    for name in old.attrs:
-        if name not in unwanted:
-            _copy_attribute(old, new, name)
-    if old.file != new.file:
-        return
-    same = old.shape == new.shape  # xarray opens no array of which some axes alone have scales
-    for axis, dimension in enumerate(old.dims):
-        if same and dimension.label:
-            new.dims[axis].label = dimension.label
-        for scale in list(dimension.values()):
-            dimension.detach_scale(scale)
-            if same:
-                new.dims[axis].attach_scale(scale)
-    if old.is_scale:
-        _be_scale(old, new)
-    if same:
-        for name in {"_Netcdf4Dimid", "_Netcdf4Coordinates"} & {*old.attrs}:
-            _copy_attribute(old, new, name)
-
-
-def _be_scale(old: Any, new: Any) -> None:
-    """Have a dataset say of others' axes what another said, if it is as long."""
-    name = old.attrs.get("NAME", b"")
-    if old.shape == new.shape:
-        new.make_scale(name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name))
-    for user, axis in [*old.attrs.get("REFERENCE_LIST", ())]:
-        dimension = old.file[user].dims[int(axis)]
-        dimension.detach_scale(old)
-        if old.shape == new.shape:
-            dimension.attach_scale(new)
-
-
-def _copy_attribute(old: Any, new: Any, name: str) -> None:
-    """As it is stored: h5py would make other types of some."""
-    h5a, h5s = package("h5py").h5a, package("h5py").h5s
-    found = h5a.open(old.id, name.encode())
-    kind, space = found.get_type(), found.get_space()
-    made = h5a.create(new.id, name.encode(), kind, space)
-    if space.get_simple_extent_type() != h5s.NULL:
-        value = np.zeros(found.shape, found.dtype)
-        found.read(value)
-        made.write(value)
+    labels = {"DIMENSION_LABELS"} if old.ndim != new.ndim else set()
+    for name in {*old.attrs} - of_values(old.attrs) - labels:
+        new.attrs[name] = old.attrs[name]
 
 
 def from_file(path: Path, new: Any) -> None:
     """Copy the attributes of the only dataset in another file."""
     h5py = package("h5py")
-    names: list[str] = []
+
+    def give(_: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            give_hdf5(item, new)
+
     with h5py.File(path, "r") as file:
-        file.visit(names.append)
-        for old in [file[name] for name in names if isinstance(file[name], h5py.Dataset)]:
-            give_hdf5(old, new)
+        file.visititems(give)

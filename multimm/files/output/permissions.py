@@ -12,32 +12,25 @@ from multimm.files.zarr import METADATA
 
 
 class Access(NamedTuple):
-    """Owner, group and permission bits of files, and of folders of a store."""
+    """Of what is replaced: owner, group and permission bits."""
 
-    user: int
-    group: int
-    file: int
-    folder: int
+    found: os.stat_result
+    file: int  #: bits of the files in a folder
 
     def give(self, path: Path) -> None:
         """Set them for one file or folder, as far as this user may."""
-        for owner in ((self.user, -1), (-1, self.group)):
+        for owner in ((self.found.st_uid, -1), (-1, self.found.st_gid)):
             with suppress(PermissionError):
                 os.chown(path, *owner)
-        found = path.stat()
-        mode = self.folder if stat.S_ISDIR(found.st_mode) else self.file
-        if found.st_gid != self.group:  # another group gets what everybody has
+        mode = stat.S_IMODE(self.found.st_mode) if path.is_dir() else self.file
+        if path.stat().st_gid != self.found.st_gid:  # another group gets what everybody has
             mode = mode & ~0o070 | (mode & 0o007) << 3
         path.chmod(mode)
 
     def give_all(self, path: Path) -> None:
         """Set them for a file, or for all that is in a folder, and at last the folder."""
-        for folder, _, files in os.walk(path, topdown=False):
-            for name in files:
-                self.give(Path(folder, name))
-            self.give(Path(folder))
-        if not path.is_dir():
-            self.give(path)
+        for one in (*sorted(path.rglob("*"), reverse=True), path):
+            self.give(one)
 
 
 def access_of(path: Path) -> Access | None:
@@ -46,9 +39,6 @@ def access_of(path: Path) -> Access | None:
         found = path.stat()
     except FileNotFoundError:
         return None
-    mode = stat.S_IMODE(found.st_mode)
-    if not stat.S_ISDIR(found.st_mode):
-        return Access(found.st_uid, found.st_gid, mode, mode)
     files = [path / name for name in METADATA if (path / name).is_file()]
-    file = stat.S_IMODE(files[0].stat().st_mode) if files else mode & 0o666
-    return Access(found.st_uid, found.st_gid, file, mode)
+    bits = files[0].stat().st_mode if files else found.st_mode
+    return Access(found, stat.S_IMODE(bits) & (0o666 if path.is_dir() else 0o7777))

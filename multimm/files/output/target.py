@@ -7,7 +7,8 @@ format's library did not write, is never replaced as a whole; an array is added 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,17 +62,69 @@ def find(place: Location, *, overwrite: bool) -> Target:
         A format that is only read, a missing or unwritable folder, a target that exists, that is
         none of this format, or that holds more than would be replaced.
     """
-    path = Path(place.path)
+    path, form = Path(place.path), FORMATS[place.suffix]
     folder = path.parent
-    if not FORMATS[place.suffix].written:
-        able = ", ".join(suffix for suffix, form in FORMATS.items() if form.written)
+    if not form.written:
+        able = ", ".join(suffix for suffix, other in FORMATS.items() if other.written)
         raise FileFormatError(f"{path}: {place.suffix} is read and not written; choose {able}")
     if not folder.is_dir():
         raise FileFormatError(f"{path}: no folder {folder}; create it first")
     in_a_store = place.dataset is not None and path.is_dir()
     if not in_a_store and not os.access(folder, os.W_OK | os.X_OK):
         raise FileFormatError(f"{path}: no permission to write in {folder}")
-    return _FINDERS[place.suffix](place, path, overwrite)
+    if form.regular:
+        _check_name(place)
+    unnamed = form.regular or place.suffix == ".npy"
+    name = place.dataset or (None if unnamed else hdf5.DEFAULT)
+    with _telling(path):
+        if not _exists(path):
+            return Target(path, name, False, path)
+        if place.dataset is not None:
+            return (_in_store if form.regular else _in_hdf5)(place, path, overwrite)
+        if not overwrite:
+            where = "a group" if form.regular else "it"
+            adds = "" if place.suffix == ".npy" else f"; {path.name}:/NAME adds an array to {where}"
+            raise _refuse_existing(path, adds)
+        _check_whole(place, path, path)
+        if not form.regular:
+            return Target(path, name, True, path)
+        zarr_format = zarr.store_at(path, path).metadata.zarr_format
+        return Target(path, name, True, path, zarr_format=zarr_format)
+
+
+def check(place: Location, path: Path, shown: Path) -> None:
+    """Raise `FileFormatError` unless what lies at a path, `shown` in messages, may go."""
+    with _telling(shown):
+        _check_whole(place, path, shown)
+
+
+def _check_whole(place: Location, path: Path, shown: Path) -> None:
+    if FORMATS[place.suffix].regular:
+        zarr.check_replaced(path, shown)
+        return
+    _check_file(path, shown)
+    if place.suffix != ".npy":
+        hdf5.check_replaced(path, shown)
+        return
+    with open(path, "rb") as file:
+        if file.read(len(NPY_MAGIC)) not in (NPY_MAGIC, b""):
+            raise FileFormatError(
+                f"{shown}: a file that is not .npy is never replaced; choose another name"
+            )
+
+
+@contextmanager
+def _telling(path: Path) -> Iterator[None]:
+    """Parsers raise anything on a foreign file: say what that means."""
+    try:
+        yield
+    except (FileFormatError, FileNotFoundError):
+        raise
+    except Exception as error:
+        raise FileFormatError(
+            f"{path}: cannot tell what would be lost with it ({reason(error)}); write to another "
+            "file, or remove this one"
+        ) from error
 
 
 def _exists(path: Path) -> bool:
@@ -102,24 +155,6 @@ def _nothing_to_replace(place: Location, held: list[str]) -> FileFormatError:
     )
 
 
-def _find_npy(place: Location, path: Path, overwrite: bool) -> Target:
-    if not _exists(path):
-        return Target(path, None, False, path)
-    if not overwrite:
-        raise _refuse_existing(path)
-    _check_npy(path, path)
-    return Target(path, None, True, path)
-
-
-def _check_npy(path: Path, shown: Path) -> None:
-    _check_file(path, shown)
-    with open(path, "rb") as file:
-        if file.read(len(NPY_MAGIC)) not in (NPY_MAGIC, b""):
-            raise FileFormatError(
-                f"{shown}: a file that is not .npy is never replaced; choose another name"
-            )
-
-
 def _check_file(path: Path, shown: Path) -> None:
     if not path.is_file():
         other = "link that leads nowhere" if path.is_symlink() else "device"
@@ -127,65 +162,30 @@ def _check_file(path: Path, shown: Path) -> None:
         raise FileFormatError(f"{shown}: a {what} is never replaced; choose another name")
 
 
-def _find_hdf5(place: Location, path: Path, overwrite: bool) -> Target:
-    name = place.dataset or hdf5.DEFAULT
-    if not _exists(path):
-        return Target(path, name, False, path)
-    if place.dataset is None:
-        if not overwrite:
-            raise _refuse_existing(path, f"; {path.name}:/NAME adds an array to it")
-        _check_hdf5(path, path)
-        return Target(path, name, True, path)
+def _in_hdf5(place: Location, path: Path, overwrite: bool) -> Target:
+    """An array in a file that is there, which begins as a copy of that."""
+    name = place.dataset or ""
     _check_file(path, path)
-    try:
-        there = hdf5.holds(path, name)
-        if there and not overwrite:
-            raise _refuse_existing(place)
-        if overwrite and not there:
-            held = hdf5.held(path)
-            raise _nothing_to_replace(place, [one for kind in held for one in kind])
-    except FileFormatError:
-        raise
-    except Exception as error:  # parsers raise anything on a foreign file
-        raise _unknown(path, error) from error
+    there = hdf5.holds(path, name, overwrite=overwrite)
+    if there and not overwrite:
+        raise _refuse_existing(place)
+    if overwrite and not there:
+        raise _nothing_to_replace(place, [one for kind in hdf5.held(path) for one in kind])
     return Target(path, name, True, path, keeps=True)
 
 
-def _check_hdf5(path: Path, shown: Path) -> None:
-    _check_file(path, shown)
-    try:
-        hdf5.check_replaced(path, shown)
-    except FileFormatError:
-        raise
-    except Exception as error:  # as above
-        raise _unknown(shown, error) from error
-
-
-def _unknown(path: Path, error: Exception) -> FileFormatError:
-    return FileFormatError(
-        f"{path}: cannot tell what would be lost with it ({reason(error)}); write to another file, "
-        "or remove this one"
-    )
-
-
-def _find_zarr(place: Location, path: Path, overwrite: bool) -> Target:
-    parts = _parts(place)
-    if not _exists(path):
-        return Target(path, "/".join(parts) or None, False, path)
-    if not parts and not overwrite:
-        raise _refuse_existing(path, f"; {path.name}:/NAME adds an array to a group")
-    here, zarr_format = path, zarr.store_at(path, path).zarr_format
-    if not parts:
-        zarr.check_replaced(path, path)
-        return Target(path, None, True, path, zarr_format=zarr_format)
+def _in_store(place: Location, path: Path, overwrite: bool) -> Target:
+    """An array in a store that is there: a folder in one of its groups."""
+    here, zarr_format = path, zarr.store_at(path, path).metadata.zarr_format
+    parts = (place.dataset or "").split("/")
     for depth, part in enumerate(parts):
-        node = zarr.look(here)
-        if node is None or node.array:
+        node = zarr.node_at(here)
+        if node is None or zarr.is_array(node):
             what = "no Zarr group" if node is None else "an array without a name"
             raise FileFormatError(
                 f"{here}: {what}, so that no {part!r} can be added to it; write to another file"
             )
-        zarr_format, here = node.zarr_format, here / part
+        zarr_format, here = node.metadata.zarr_format, here / part
         if not _exists(here):
             if overwrite:
                 raise _nothing_to_replace(place, zarr.contents(path).arrays)
@@ -194,10 +194,10 @@ def _find_zarr(place: Location, path: Path, overwrite: bool) -> Target:
             return Target(here, rest, False, path, zarr_format=zarr_format)
         if here.is_symlink():
             raise FileFormatError(f"{here}: is a link: name what it leads to, or another array")
-    if (node := zarr.look(here)) is None or not node.array:
+    if (node := zarr.node_at(here)) is None or not zarr.is_array(node):
         raise FileFormatError(
-            f"{here}: {'a group' if node else 'no Zarr array'}, which is never replaced by an "
-            "array; choose another name"
+            f"{here}: {'no Zarr array' if node is None else 'a group'}, which is never replaced by "
+            "an array; choose another name"
         )
     if not overwrite:
         raise _refuse_existing(place)
@@ -211,27 +211,10 @@ def _check_writable(folder: Path) -> None:
         raise FileFormatError(f"{folder}: no permission to write in this group")
 
 
-def _parts(place: Location) -> list[str]:
-    parts = place.dataset.split("/") if place.dataset else []
-    for part in parts:
+def _check_name(place: Location) -> None:
+    for part in (place.dataset or "").split("/"):
         if part == ".." or part.startswith("__") or part in zarr.NAMES:
             raise FileFormatError(
                 f"{place.path}: {place.dataset!r} cannot be an array's name, for {part!r} is none "
                 "in Zarr; choose another"
             )
-    return parts
-
-
-_FINDERS: dict[str, Callable[[Location, Path, bool], Target]] = {
-    ".npy": _find_npy,
-    ".zarr": _find_zarr,
-    ".h5": _find_hdf5,
-    ".hdf5": _find_hdf5,
-}
-#: Raise unless what lies at a path, by its name in messages, may go.
-CHECKS: dict[str, Callable[[Path, Path], None]] = {
-    ".npy": _check_npy,
-    ".zarr": zarr.check_replaced,
-    ".h5": _check_hdf5,
-    ".hdf5": _check_hdf5,
-}

@@ -13,6 +13,7 @@ import hashlib
 import logging
 import os
 import re
+import shutil
 import socket
 import stat
 import uuid
@@ -20,7 +21,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from multimm.errors import FileFormatError
-from multimm.files.output import zarr
 from multimm.files.stored import reason
 
 logger = logging.getLogger(__name__)
@@ -162,15 +162,11 @@ class Claim:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or what Zarr wrote in a folder, if it is there."""
-    try:
-        if path.is_symlink() or not path.is_dir():
-            path.unlink(missing_ok=True)
-            return
-        found = zarr.contents(path)
-        found.remove()
-    except OSError as error:
-        logger.warning("could not remove %s: %s", path, reason(error))
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
     else:
-        if found.foreign:
-            logger.warning("%s holds files that are not Zarr's and was not removed", path)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+    if os.path.lexists(path):
+        logger.warning("could not remove %s", path)

@@ -1,152 +1,96 @@
-"""Zarr outputs: a store of one array, or an array more in a group; and which files are Zarr's.
-
-What an output replaces is removed file by file: metadata, and chunks that the metadata speak of.
-"""
+"""Zarr outputs: a store of one array, or an array more in a group; and which files are Zarr's."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import stat
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
-from pathlib import Path
-from typing import Any, NamedTuple
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multimm.errors import FileFormatError
 from multimm.files.output import kept
 from multimm.files.raw import sync_one
-from multimm.files.storage_chunks import at_a_time, boxes, within
+from multimm.files.storage_chunks import box_by_box, boxes
 from multimm.files.stored import StoredMatrix, Where, few, package
-from multimm.files.zarr import METADATA, touched
+from multimm.files.zarr import METADATA, grid_place, touched
 
-#: What a group or an array has besides.
-ATTRIBUTES = (".zattrs", ".zmetadata")
-NAMES = (*METADATA, *ATTRIBUTES)
-#: A chunk's name in its array's folder, as all of Zarr's encodings make it.
-CHUNK = re.compile(r"(?:c[/.])?(\d+(?:[/.]\d+)*)|c|0")
-#: What Zarr's own writer leaves of a file when it is killed.
+if TYPE_CHECKING:
+    from multimm.files.output.target import Target
+
+#: What a group or an array has besides its chunks.
+NAMES = (*METADATA, ".zattrs", ".zmetadata")
+#: What Zarr's own writer leaves of a file when it is killed: in place of a suffix, as of zarr.json.
 LEFT = re.compile(r"\.[0-9a-f]{32}\.partial$")
-
-#: Zarr's unfinished zarr.json has that number in place of its suffix.
 UNFINISHED = (*NAMES, "zarr")
 
 
-class Node(NamedTuple):
-    """An array or a group, as its folder's metadata say."""
-
-    array: bool
-    zarr_format: int
-    ndim: int
-    #: A group's metadata tell of all below it.
-    consolidated: bool
-    #: It has attributes of its own.
-    described: bool
-
-
-def look(folder: Path) -> Node | None:
-    """What a folder is, or None if it is neither array nor group."""
-    found = _json(folder / "zarr.json")
-    if found.get("zarr_format") == 3 and found.get("node_type") in ("array", "group"):
-        ndim = len(found.get("shape") or ())
-        index, own = bool(found.get("consolidated_metadata")), bool(found.get("attributes"))
-        return Node(found["node_type"] == "array", 3, ndim, index, own)
-    found = _json(folder / ".zarray")
-    if found.get("zarr_format") == 2:
-        return Node(True, 2, len(found.get("shape") or ()), False, bool(_json(folder / ".zattrs")))
-    if _json(folder / ".zgroup").get("zarr_format") == 2:
-        index, own = (folder / ".zmetadata").is_file(), bool(_json(folder / ".zattrs"))
-        return Node(False, 2, 0, index, own)
+def node_at(folder: Path) -> Any:
+    """The array or the group that a folder is, by its own metadata; None if it is neither."""
+    zarr = package("zarr")
+    with suppress(Exception):  # the library raises anything on what is damaged
+        return zarr.open(folder, mode="r", use_consolidated=False)
     return None
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def is_array(node: Any) -> bool:
+    """Whether a node is an array, and no group."""
+    return isinstance(node, package("zarr").Array)
 
 
-@dataclass
-class Contents:
-    """All that is in a folder: arrays by name, and files that are Zarr's and that are not."""
+def _below(node: Any, depth: int | None) -> dict[PurePath, Any]:
+    """What an array or a group is, and what is in there, by name."""
+    if is_array(node):
+        return {PurePath(): node}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that files are not Zarr's
+        return {PurePath(): node, **{PurePath(x): y for x, y in node.members(max_depth=depth)}}
 
-    arrays: list[str] = field(default_factory=list)
-    groups: list[str] = field(default_factory=list)  #: those with attributes
-    files: list[str] = field(default_factory=list)
-    folders: list[str] = field(default_factory=list)
-    foreign: list[str] = field(default_factory=list)
 
-    def remove(self) -> None:
-        """Remove the files that are Zarr's, and folders that are empty then."""
-        # Metadata last: without them nobody, the next run neither, knows chunks from other files.
-        for path in sorted(self.files, key=lambda path: os.path.basename(path) in NAMES):
-            with suppress(FileNotFoundError):
-                os.unlink(path)
-        for path in reversed(self.folders):
-            with suppress(OSError):  # what is not ours is in it
-                os.rmdir(path)
+class Contents(NamedTuple):
+    """What is in a folder, by name."""
+
+    arrays: list[str]
+    groups: list[str]  #: those with attributes
+    foreign: list[str]  #: files that are not Zarr's, and links
 
 
 def contents(folder: Path) -> Contents:
-    """What is in a store or in a group or array of it; links are not followed."""
-    found = Contents()
-    _collect(folder, "", found)
-    return found
+    """What is in a store, or in a group or an array of it; links are not followed."""
+    nodes = _below(node_at(folder), None)
+    foreign = []
+    for path, folders, names in os.walk(folder):
+        here = PurePath(path).relative_to(folder)
+        owner = next(above for above in (here, *here.parents) if above in nodes)
+        links = [name for name in folders if os.path.islink(os.path.join(path, name))]
+        for name in (*links, *names):
+            inside = (here / name).relative_to(owner).as_posix()
+            regular = stat.S_ISREG(os.lstat(os.path.join(path, name)).st_mode)
+            if not regular or not _is_zarrs(inside, nodes[owner]):
+                foreign.append(str(here / name))
+    arrays = [str(name) for name, node in nodes.items() if is_array(node)]
+    groups = [
+        str(x) if x.name else "the store"
+        for x, y in nodes.items()
+        if not is_array(y) and dict(y.attrs)
+    ]
+    return Contents(sorted(arrays), sorted(groups), sorted(foreign))
 
 
-def _collect(folder: Path, name: str, found: Contents) -> None:
-    node = look(folder)
-    found.folders.append(str(folder))
-    if node is not None and node.array:
-        found.arrays.append(name)
-        _collect_chunks(folder, "", node.ndim, found)
-        return
-    if node is not None and node.described:
-        found.groups.append(name or "/")
-    for entry in _sorted(folder):
-        if entry.is_dir(follow_symlinks=False):
-            _collect(folder / entry.name, f"{name}/{entry.name}".lstrip("/"), found)
-        else:
-            known = node is not None and LEFT.sub("", entry.name) in UNFINISHED
-            _sort_in(entry, known, found)
+def _is_zarrs(name: str, node: Any) -> bool:
+    """Whether Zarr writes files of that name into an array or a group."""
+    if LEFT.sub("", name) in UNFINISHED:
+        return True
+    return is_array(node) and bool(LEFT.search(name) or grid_place(name, node.ndim) is not None)
 
 
-def _collect_chunks(folder: Path, inside: str, ndim: int, found: Contents) -> None:
-    for entry in _sorted(folder):
-        name = f"{inside}{entry.name}"
-        if entry.is_dir(follow_symlinks=False):
-            found.folders.append(entry.path)
-            _collect_chunks(folder / entry.name, f"{name}/", ndim, found)
-            continue
-        known = not inside and entry.name in NAMES
-        _sort_in(entry, known or bool(LEFT.search(name)) or _is_chunk(name, ndim), found)
-
-
-def _is_chunk(name: str, ndim: int) -> bool:
-    match = CHUNK.fullmatch(name)
-    if match is None:
-        return False
-    numbers = re.split("[/.]", match[1]) if match[1] else []
-    return len(numbers) == ndim or (ndim == 0 and name in ("c", "0"))
-
-
-def _sort_in(entry: os.DirEntry[str], known: bool, found: Contents) -> None:
-    ours = known and entry.is_file(follow_symlinks=False)
-    (found.files if ours else found.foreign).append(entry.path)
-
-
-def _sorted(folder: Path) -> list[os.DirEntry[str]]:
-    with os.scandir(folder) as entries:
-        return sorted(entries, key=lambda entry: entry.name)
-
-
-def store_at(folder: Path, shown: Path) -> Node:
+def store_at(folder: Path, shown: Path) -> Any:
     """What a folder, `shown` in messages, is; FileFormatError if it is no store."""
-    if (node := look(folder)) is None:
+    if (node := node_at(folder)) is None:
         what = "directory" if folder.is_dir() else "file"
         raise FileFormatError(
             f"{shown}: a {what} that is no Zarr store is never replaced; choose another name"
@@ -162,11 +106,10 @@ def check_replaced(folder: Path, shown: Path) -> None:
     store_at(folder, shown)
     found = contents(folder)
     if found.foreign:
-        first = os.path.relpath(found.foreign[0], folder)
         more = f" and {len(found.foreign) - 1} more files" if len(found.foreign) > 1 else ""
         raise FileFormatError(
-            f"{shown}: holds {first}{more}, which Zarr did not write, and is never replaced; "
-            "choose another name, or move what is yours"
+            f"{shown}: holds {found.foreign[0]}{more}, which Zarr did not write, and is never "
+            "replaced; choose another name, or move what is yours"
         )
     if len(found.arrays) > 1 or found.groups:
         lost = found.arrays + [f"attributes of {group}" for group in found.groups]
@@ -176,19 +119,17 @@ def check_replaced(folder: Path, shown: Path) -> None:
         )
 
 
-def create(
-    matrix: StoredMatrix, zarr_format: int = 3, named: Path | None = None, *, replaces: bool = False
-) -> StoredMatrix:
+def create(matrix: StoredMatrix, target: Target) -> StoredMatrix:
     """The matrix in the empty folder at its path, with the groups above it, without its values.
 
-    `named` is the folder that it gets, where one may be whose attributes the new one keeps.
+    What is said of the array that it replaces stays, and axes have names where those beside do.
     """
     old, beside = None, []
-    if named is not None and replaces:
-        old = next(iter(_opened(named)), None)
-    elif named is not None and not matrix.dataset and look(named.parent) is not None:
-        beside = _opened(named.parent)
-    name = (matrix.dataset or "").rpartition("/")[2] or (named.name if named else "")
+    if target.replaces:
+        old = next(iter(_arrays_at(target.unit)), None)
+    elif not matrix.dataset:
+        beside = _arrays_at(target.unit.parent)
+    name = (matrix.dataset or "").rpartition("/")[2] or target.unit.name
     # Products of measured numbers hardly compress; uncompressed chunks also have no 2 GB limit.
     made = package("zarr").create_array(
         store=matrix.path,
@@ -197,21 +138,17 @@ def create(
         chunks=matrix.chunks,
         dtype=matrix.dtype,
         compressors=None,
-        zarr_format=zarr_format,
-        **kept.of_zarr(name, matrix.shape, matrix.dtype, zarr_format, old, beside),
+        zarr_format=target.zarr_format,
+        **kept.of_zarr(name, matrix.shape, matrix.dtype, target.zarr_format, old, beside),
     )
     return replace(matrix, dtype=made.dtype, chunks=made.chunks)
 
 
-def _opened(folder: Path) -> list[Any]:
+def _arrays_at(folder: Path) -> list[Any]:
     """The array that a folder is, or those in the group that it is."""
-    zarr = package("zarr")
-    with suppress(Exception):  # the library raises anything on what is damaged
-        found = zarr.open(folder, mode="r")
-        if isinstance(found, zarr.Array):
-            return [found]
-        group = zarr.open_group(folder, mode="r", use_consolidated=False)
-        return [item for _, item in group.arrays()]
+    node = node_at(folder)
+    with suppress(Exception):  # as above
+        return [] if node is None else [x for x in _below(node, 0).values() if is_array(x)]
     return []
 
 
@@ -227,27 +164,11 @@ def write(matrix: StoredMatrix, index: Where, block: Any, threads: int = 1) -> N
     """Set one block, so many storage chunks at a time."""
     array = _array(matrix)
 
-    def one(part: Where) -> None:
-        array[part] = block[within(part, index)]
+    def encode(values: Any, part: Where) -> None:
+        array[part] = values
 
-    at_a_time(one, list(boxes(index, array.chunks, array.dtype.itemsize)), threads)
-
-
-def drop(matrix: StoredMatrix, index: Where) -> None:
-    """Remove one block's chunks from a store that was removed meanwhile, and what is empty then.
-
-    Zarr makes folders again that are gone, and without metadata nobody knows what is in them.
-    """
-    top = Path(matrix.path)
-    root = top / (matrix.dataset or "")
-    for position in product(*touched(matrix, index)):
-        numbers = [*map(str, position)]
-        for path in (root.joinpath("c", *numbers), root / ".".join(numbers)):
-            with suppress(FileNotFoundError):
-                path.unlink()
-            with suppress(OSError):  # others are in it, or it is gone
-                while (path := path.parent).is_relative_to(top):
-                    path.rmdir()
+    parts = list(boxes(index, array.chunks, array.dtype.itemsize))
+    box_by_box(block, index, parts, encode, threads)
 
 
 def sync(matrix: StoredMatrix, index: Where) -> None:
@@ -266,13 +187,14 @@ def sync(matrix: StoredMatrix, index: Where) -> None:
 
 def consolidate(store: Path, folder: Path) -> None:
     """Bring metadata of a store up to date that tell of all below them, above a new folder."""
+    zarr = package("zarr")
     above = [store / part for part in folder.relative_to(store).parents]
-    for group in above:  # the innermost first
-        node = look(group)
-        if node is not None and node.consolidated:
+    for path in above:  # the innermost first
+        group = zarr.open_group(path, mode="r").metadata
+        if group.consolidated_metadata is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that they are no part of Zarr 3's specification
-                package("zarr").consolidate_metadata(str(group), zarr_format=node.zarr_format)
-            for path in (group / "zarr.json", group / ".zmetadata", group):
-                if path.exists():
-                    sync_one(path)
+                zarr.consolidate_metadata(str(path), zarr_format=group.zarr_format)
+            for changed in (path / "zarr.json", path / ".zmetadata", path):
+                if changed.exists():
+                    sync_one(changed)
