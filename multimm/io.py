@@ -74,8 +74,8 @@ def open_array(
     gpu : bool
         Blocks are CuPy arrays: each reading task moves its block to its own GPU.
     outside : bool
-        Read sources of a virtual HDF5 dataset that lie outside its folder. Say so only of files
-        that you trust: they may name any file that you can read.
+        Read raw data (external storage) and virtual sources of an HDF5 file that lie outside its
+        folder. Say so only of files that you trust: they may name any file that you can read.
 
     Returns
     -------
@@ -87,8 +87,8 @@ def open_array(
     ------
     FileFormatError
         No such file, not a readable matrix, no such dataset, several to choose from, the
-        package for this format or address is missing, sources of an HDF5 dataset are missing, lie
-        outside its folder or are raw files (external storage), or the numbers stand for others:
+        package for this format or address is missing, sources of an HDF5 dataset are missing or
+        lie outside its folder, its raw data have a relative path, or the numbers stand for others:
         times, what was never written (netCDF), or attributes ``scale_factor``, ``add_offset`` or
         ``_Unsigned`` (netCDF, xarray) that change them.
     ArrayTypeError
@@ -188,7 +188,7 @@ class Output:
         place = files.locate(path, dataset)
         if place.remote:
             raise FileFormatError(
-                f"{place.path}: remote addresses are read and not written; write to a local path "
+                f"{place.name}: remote addresses are read and not written; write to a local path "
                 "and copy it, or use dask.array.to_zarr(c, url)"
             )
         # Through links, so that the unfinished file lies on the file system of the real target.

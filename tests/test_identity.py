@@ -47,6 +47,13 @@ def virtual():
         file.create_virtual_dataset("x", layout)
 
 
+def raw(name="raw.h5", path=None):
+    A.tofile("x.raw")
+    path = path or os.path.abspath("x.raw")
+    with h5py.File(name, "w") as file:
+        file.create_dataset("x", A.shape, "f8", external=[(path, 0, A.nbytes)])
+
+
 def store(data=A, **more):
     zarr.create_array("x.zarr", data=data, chunks=(1, 4), compressors=None, overwrite=True, **more)
 
@@ -107,6 +114,7 @@ CHANGES = {
     "hdf5": (hdf5, "x.h5", rewritten),
     "target of a link": (link, "link.h5", rewritten),
     "source of a virtual dataset": (virtual, "virtual.h5", rewritten),
+    "raw data": (raw, "raw.h5", lambda: (A + 1).tofile("x.raw")),
     "zarr chunk": (store, "x.zarr", lambda: in_place("x.zarr/c/0/0")),
     "zarr chunk gone": (store, "x.zarr", lambda: os.remove("x.zarr/c/1/0")),
     "zarr resized": (store, "x.zarr", lambda: zarr.open_array("x.zarr").resize((2, 4))),
@@ -132,7 +140,7 @@ def test_a_change_after_opening_is_named_before_numbers_are_used(what):
     assert not [name for name in os.listdir() if name.startswith((".", "out"))]
 
 
-@pytest.mark.parametrize("what", ["npy in place", "target of a link", "zarr chunk"])
+@pytest.mark.parametrize("what", ["npy in place", "target of a link", "raw data", "zarr chunk"])
 def test_a_file_that_is_opened_again_is_another_array(what):
     make, path, change = CHANGES[what]
     make()
@@ -238,11 +246,26 @@ def test_values_outside_the_files_folder_need_consent():
     np.testing.assert_array_equal(read("inner/virtual.h5", outside=True), A)
 
 
-def test_raw_data_are_not_read():
-    A.tofile("x.raw")
-    with h5py.File("raw.h5", "w") as file:
-        file.create_dataset("x", A.shape, "f8", external=[("x.raw", 0, A.nbytes)])
-    with pytest.raises(FileFormatError, match=r"raw files .* h5repack"):
+def test_raw_data_are_read_where_every_process_finds_them():
+    raw()
+    np.testing.assert_array_equal(read("raw.h5"), A)
+    raw(path="x.raw")
+    with pytest.raises(FileFormatError, match=r"raw data x\.raw .* h5repack"):
+        io.open_array("raw.h5")
+
+
+def test_raw_data_outside_the_files_folder_need_consent():
+    os.mkdir("inner")
+    raw("inner/raw.h5")
+    with pytest.raises(FileFormatError, match="outside"):
+        io.open_array("inner/raw.h5")
+    np.testing.assert_array_equal(read("inner/raw.h5", outside=True), A)
+
+
+def test_raw_data_that_are_cut_short_are_no_zeros():
+    raw()
+    os.truncate("x.raw", A.nbytes - 8)
+    with pytest.raises(FileFormatError, match="truncated"):
         io.open_array("raw.h5")
 
 

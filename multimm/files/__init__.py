@@ -136,6 +136,7 @@ def locate(
     name_in_file = "/".join(part for part in parts if part not in ("", ".")) or None
     if remote.is_remote(text):
         return Location(text.rstrip("/"), suffix, name_in_file)
+    shown = "" if text == given or not remote.is_remote(given) else given
     try:
         path = os.path.abspath(text)
     except FileNotFoundError:
@@ -143,7 +144,7 @@ def locate(
             f"{given}: the current folder is gone; give an absolute path, or change to a folder "
             "that is there"
         ) from None
-    return Location(path, suffix, name_in_file, outside)
+    return Location(path, suffix, name_in_file, shown, outside)
 
 
 def _local(given: str) -> str:
@@ -200,7 +201,7 @@ def inspect(place: Location) -> StoredMatrix:
     except FileFormatError:
         raise
     except FileNotFoundError as error:
-        raise FileFormatError(f"{place.path}: no such file or directory") from error
+        raise FileFormatError(f"{place.name}: no such file or directory") from error
     except Exception as error:  # parsers raise anything on a foreign file
         what = "cannot be read" if place.remote else f"not a readable {place.suffix} file"
         raise FileFormatError(f"{place}: {what} ({reason(error)})") from error

@@ -1,4 +1,4 @@
-"""Which files an HDF5 dataset is read from: behind links, and those of virtual datasets.
+"""Which files an HDF5 dataset is read from: behind links, virtual datasets and raw storage.
 
 HDF5 gives fill values, without a word, for a source that is not there and for what no source
 covers. Here each source is looked for in the places that HDF5 looks in, and must be there.
@@ -50,13 +50,8 @@ class Search:
 
     def dataset(self, item: Any, depth: int = 0) -> None:
         """Find and check all that a dataset is read from."""
-        if item.external:
-            self.fail(
-                "its values lie in raw files (external storage), which are not read: have HDF5's "
-                "h5repack -l CONTI write a copy that holds them"
-            )
         if self.place.remote:
-            if item.is_virtual:
+            if item.is_virtual or item.external:
                 self.fail(
                     "its values lie in other files, which HDF5 cannot reach behind an address; "
                     "copy them all to a local folder"
@@ -66,8 +61,27 @@ class Search:
         self.add(path)
         if item.is_virtual:
             self._virtual(item, path, depth)
+        elif item.external:
+            self._raw(item, path)
         else:
             self._unwritten(item)
+
+    def _raw(self, item: Any, path: str) -> None:
+        """Check the raw files of a dataset (external storage)."""
+        needed = item.size * item.dtype.itemsize
+        for name, offset, size in item.external:
+            if not os.path.isabs(name):
+                self.fail(
+                    f"its raw data {name} are looked for in the folder that a process runs in, "
+                    "and workers may run elsewhere: have HDF5's h5repack -l CONTI write a copy "
+                    "that holds them"
+                )
+            self._allow(name, path, "raw data")
+            self.add(name)
+            part = min(size, needed)
+            needed -= part
+            if not os.path.exists(name) or os.path.getsize(name) < offset + part:
+                self.fail(f"its raw data {name} are not there, or truncated")
 
     def _unwritten(self, item: Any) -> None:
         """Raise where HDF5 would give whatever lies in memory for what was never written."""
@@ -88,7 +102,7 @@ class Search:
         ends: tuple[int, ...]
         for source in item.virtual_sources():
             there = path if source.file_name == "." else self._beside(path, source.file_name)
-            self._allow(there, path)
+            self._allow(there, path, "virtual source")
             self.add(there)
             with h5py.File(there, "r") as file:
                 found = file.get(source.dset_name)
@@ -127,12 +141,12 @@ class Search:
             return os.path.abspath(found)
         self.fail(f"it is virtual, and its source {name} is not there")
 
-    def _allow(self, path: str, owner: str) -> None:
+    def _allow(self, path: str, owner: str, what: str) -> None:
         """Raise where a file outside the owner's folder is read without consent."""
         folder = os.path.dirname(os.path.realpath(owner))
         inside = os.path.realpath(path).startswith(os.path.join(folder, ""))
         if not inside and not self.place.outside:
             self.fail(
-                f"its virtual source {path} lies outside the folder of {owner}: if you trust the "
+                f"its {what} {path} lies outside the folder of {owner}: if you trust the "
                 "file, allow it with open_array(..., outside=True)"
             )

@@ -39,8 +39,15 @@ class Location:
     path: str  #: absolute, of the file or directory; or its address (``s3://...``)
     suffix: str  #: the format, a key of `FORMATS`: an unfinished output has not its final name
     dataset: str | None  #: the array inside the file, for formats that hold several
+    #: What messages call the file, where that is not its path: the address ``file://...``.
+    given: str = field(default="", compare=False)
     #: An HDF5 file may have values read from other folders than its own.
     outside: bool = field(default=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """The file as messages call it."""
+        return self.given or self.path
 
     @property
     def remote(self) -> bool:
@@ -51,7 +58,7 @@ class Location:
         return without_secrets(f"Location({self.path!r}, {self.suffix!r}, {self.dataset!r})")
 
     def __str__(self) -> str:
-        return self.path if self.dataset is None else f"{self.path}:{self.dataset}"
+        return self.name if self.dataset is None else f"{self.name}:{self.dataset}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +155,12 @@ def choose_dataset(place: Location, shapes: Mapping[str, tuple[int, ...]]) -> st
     listed = ", ".join(f"{name} {shape}" for name, shape in sorted(shapes.items())) or "none"
     if place.dataset is not None:
         if place.dataset not in shapes:
-            raise FileFormatError(f"{place.path}: no dataset {place.dataset!r}; it holds: {listed}")
+            raise FileFormatError(f"{place.name}: no dataset {place.dataset!r}; it holds: {listed}")
         return place.dataset
     matrices = [name for name, shape in shapes.items() if len(shape) == 2 or len(shapes) == 1]
     if len(matrices) != 1:
         raise FileFormatError(
-            f"{place.path}: holds {len(matrices)} matrices, so one must be named, as in "
+            f"{place.name}: holds {len(matrices)} matrices, so one must be named, as in "
             f"{Path(place.path).name}:/NAME; datasets: {listed}"
         )
     return matrices[0]
