@@ -8,6 +8,7 @@ block. It is not where Y needs all of X before, as an orthonormal basis does: th
 
 from __future__ import annotations
 
+from graphlib import TopologicalSorter
 from itertools import accumulate, product
 from math import prod
 from typing import Any
@@ -49,36 +50,13 @@ def reads_of(x: da.Array, y: da.Array, axis_x: int, axis_y: int) -> da.Array:
 
 def _block_by_block(y: da.Array, product: str) -> bool:
     """Whether each block of y needs no other block of a product than the one in its place."""
-    layers, dependencies = y.dask.layers, y.dask.dependencies
-    left, seen, without = [y.name], {product}, set[str]()
-
-    def needs(name: str) -> bool:
-        """Whether it is computed of the product."""
-        on_the_way, found = [name], set[str]()
-        while on_the_way:
-            one = on_the_way.pop()
-            if one == product:
-                return True
-            if one not in found and one not in without:
-                found.add(one)
-                on_the_way += dependencies[one]
-        without.update(found)
-        return False
-
-    while left:
-        name = left.pop()
-        if name in seen:
-            continue
-        seen.add(name)
+    layers, needs, of_it = y.dask.layers, y.dask.dependencies, {product}
+    for name in TopologicalSorter(needs).static_order():
+        used = needs[name] & of_it
         layer = layers[name]
-        if not isinstance(layer, Blockwise):
+        if used and not (isinstance(layer, Blockwise) and used <= {*same_blocks(layer, y)}):
             return False
-        aligned = {*same_blocks(layer, y)}
-        for source in dependencies[name]:
-            if needs(source):
-                if source not in aligned:
-                    return False
-                left.append(source)
+        of_it |= {name} if used else set()
     return True
 
 
