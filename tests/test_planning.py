@@ -27,7 +27,6 @@ from multimm.planning.tiling.grid import (
     Grid,
     merges,
     parts_of,
-    turns_until_alike,
 )
 
 GB = 10**9
@@ -63,9 +62,6 @@ def test_merges_add_every_part_once_whoever_keeps_the_sums_and_however_many_at_o
         owners[merge.addends[0]] = merge.owner
         sums[merge.addends[0]] = pairwise_sum([sums.pop(part) for part in merge.addends])
     assert sums == {0: pairwise_sum([str(part) for part in range(parts)])}
-    assert merges(parts, turn % turns_until_alike(parts, fan_in), fan_in) == merges(
-        parts, turn, fan_in
-    )
 
 
 @pytest.mark.parametrize("fan_in", [2, 4])

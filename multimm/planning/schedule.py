@@ -38,7 +38,6 @@ from multimm.planning.tiling.grid import (
     number_of,
     parts_of,
     spans,
-    turns_until_alike,
 )
 from multimm.planning.tiling.result_chunks import within
 from multimm.planning.tiling.stacks import Share, shares
@@ -414,13 +413,12 @@ class Schedule:
     def turns(self) -> dict[tuple[int, int], int]:
         """By computed block of C: how many its place has had before, so that owners take turns."""
         found: dict[tuple[int, int], int] = {}
-        alike = turns_until_alike(self.parts, self.fan_in)
         before: Counter[tuple[int, int]] = Counter()
         for flat, (i, j) in product(range(len(self.batch_sizes)), self.work.pairs):
             row = self.row(flat, i)
             r, c = self.work.worker(row, j)
             place = r % self.grid.p_m, c % self.grid.p_n
-            found[row, j] = (sum(place) + before[place]) % alike
+            found[row, j] = (sum(place) + before[place]) % self.parts
             before[place] += 1
         return found
 

@@ -81,7 +81,7 @@ def candidates(problem: Problem, cluster: ClusterSpec, options: Options) -> dict
     """Arrangements of the workers, laid out; of a symmetric product, with C in halves and whole."""
     halves: dict[Schedule, Rank] = {}
     if _may_halve(problem, cluster, options):
-        halves = _halved(_searched(problem, cluster, options), cluster)
+        halves = _mirrored(_searched(problem, cluster, options))
     # With given blocks the bits must not depend on the workers, nor may what is mirrored.
     if halves and (options.blocks is not None or _ahead_of_all(halves, problem, cluster)):
         return halves
@@ -98,7 +98,7 @@ def first_look(problem: Problem, cluster: ClusterSpec) -> dict[Schedule, Rank]:
     cut = AS_USUAL if problem.symmetric else AS_THEY_COME
     found = dict(cut_alike(whole, cluster, options, cut))
     if _may_halve(problem, cluster, options):
-        found |= _halved(cut_alike(problem, cluster, options, cut), cluster)
+        found |= _mirrored(cut_alike(problem, cluster, options, cut))
     return found | packed_within(found, cluster)
 
 
@@ -110,13 +110,9 @@ def _may_halve(problem: Problem, cluster: ClusterSpec, options: Options) -> bool
     return problem.symmetric and problem.m <= most and bool(arrangements)
 
 
-def _halved(found: Mapping[Schedule, Rank], cluster: ClusterSpec) -> dict[Schedule, Rank]:
-    """Those that compute one half of C, in less time than all of it."""
-
-    def less(x: Schedule) -> bool:
-        return x.flops < x.problem.flops or time.knows_transposes(x.problem, cluster.slowest)
-
-    return {x: rank for x, rank in found.items() if x.mirrors and less(x)}
+def _mirrored(found: Mapping[Schedule, Rank]) -> dict[Schedule, Rank]:
+    """Those that compute one half of C."""
+    return {x: rank for x, rank in found.items() if x.mirrors}
 
 
 def _ahead_of_all(ranks: dict[Schedule, Rank], problem: Problem, cluster: ClusterSpec) -> bool:

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from math import inf, lcm
+from math import inf
 from typing import NamedTuple
 
 Blocks = tuple[int, ...]
@@ -235,20 +235,6 @@ class Merge(NamedTuple):
     addends: Blocks  #: first part under each of them; the first one names the sum as well
     owner: int  #: part whose worker holds one of them, receives the others and keeps the sum
     senders: Blocks  #: parts whose workers hold the others
-
-
-def turns_until_alike(parts: int, fan_in: int) -> int:
-    """After so many turns `merges` comes to the same owners again.
-
-    >>> turns_until_alike(8, 2), turns_until_alike(7, 4)
-    (8, 24)
-    """
-    found = width = 1
-    while parts > 1:
-        for group in {min(parts, fan_in), parts % fan_in} - {0}:
-            found = lcm(found, width * group)
-        parts, width = ceil_div(parts, fan_in), width * fan_in
-    return found
 
 
 @remembered

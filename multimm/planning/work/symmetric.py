@@ -273,13 +273,11 @@ class Symmetric:
 
     @cached_property
     def _owners(self) -> dict[Panel, list[Spot]]:
-        """The users of each block, the one first that keeps its first k-tile, and few others."""
-        begin: Counter[Spot] = Counter()
+        """The users of each block, which take turns with the others' from block to block."""
         owners = {}
-        for (flat, block), row_panels in sorted(self._row_panels.items()):
+        for (flat, block), row_panels in self._row_panels.items():
             users = sorted(set().union(*row_panels.values()))
-            at = min(range(len(users)), key=lambda i: (begin[users[i]], (i - block) % len(users)))
-            begin[users[at]] += 1
+            at = block % len(users)
             owners[flat, block] = users[at:] + users[:at]
         return owners
 
