@@ -10,7 +10,7 @@ import pytest
 
 from multimm.gpu.emulated import pack
 from multimm.graph.tasks.sub_blocks import SubBlocks
-from multimm.planning.tiling.rechunk import cuts_of, offsets, shape_of, size_of
+from multimm.planning.tiling.rechunk import cuts_of, offsets, shape_of
 
 if find_spec("cupy"):  # where there is none, the mark leaves the tests of GPUs out
     import cupy
@@ -57,9 +57,9 @@ def pieces_of(whole: np.ndarray, chunks, where, arranged) -> SubBlocks:
     """A rectangle of an array as the chunks that it has a part of, each `arranged` on the GPU."""
     found = cuts_of(map(offsets, chunks), where)
     starts = [offsets(sizes) for sizes in chunks]
-    blocks = [whole[tuple(of[i] for of, i in zip(starts, at, strict=True))] for at, _, _ in found]
-    cuts = tuple((cut, to) for _, cut, to in found)
-    sizes = tuple(size_of(chunks, at) for at, _, _ in found)
+    blocks = [whole[tuple(of[i] for of, i in zip(starts, at, strict=True))] for at, *_ in found]
+    cuts = tuple((part.cut, part.to) for part in found)
+    sizes = tuple(part.size for part in found)
     return SubBlocks([*map(arranged, blocks)], cuts, sizes, shape_of(where))
 
 

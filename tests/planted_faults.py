@@ -478,8 +478,8 @@ GRAPH = (
     Fault(
         "sub_blocks of a coalesced are taken from its beginning",
         "graph/lowering/sub_blocks.py",
-        "SubBlock(key, (ends[-1],), (slice(*span),), sub_block.to)",
-        "SubBlock(key, (ends[-1],), (slice(0, span[1] - span[0]),), sub_block.to)",
+        "Part(key, (ends[-1],), (slice(*span),), sub_block.to)",
+        "Part(key, (ends[-1],), (slice(0, span[1] - span[0]),), sub_block.to)",
         "traffic",
     ),
     Fault(

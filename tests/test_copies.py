@@ -15,7 +15,7 @@ from multimm.gpu.elementwise import batched_copy
 from multimm.gpu.elementwise.batched_copy import Move, copy_all, rows_of
 from multimm.graph.tasks import sub_blocks
 from multimm.graph.tasks.sub_blocks import SubBlocks
-from multimm.planning.tiling.rechunk import cuts_of, offsets, shape_of, size_of
+from multimm.planning.tiling.rechunk import cuts_of, offsets, shape_of
 
 
 @pytest.fixture(autouse=True)
@@ -39,14 +39,14 @@ def sub_blocks_of(whole: np.ndarray, chunks, where, layouts) -> SubBlocks:
     found = cuts_of(map(offsets, chunks), where)
     starts = [np.cumsum([0, *sizes]) for sizes in chunks]
     blocks = []
-    for number, (at, _, _) in enumerate(found):
+    for number, (at, *_) in enumerate(found):
         part = tuple(
             slice(axis[i], axis[i] + sizes[i])
             for axis, i, sizes in zip(starts, at, chunks, strict=True)
         )
         blocks.append(laid_out(np.array(whole[part]), layouts[number % len(layouts)]))
-    cuts = tuple((cut, to) for _, cut, to in found)
-    sizes = tuple(size_of(chunks, at) for at, _, _ in found)
+    cuts = tuple((part.cut, part.to) for part in found)
+    sizes = tuple(part.size for part in found)
     return SubBlocks(blocks, cuts, sizes, shape_of(where))
 
 

@@ -37,7 +37,7 @@ from multimm.graph.block_task import Block, Key, check_shape
 from multimm.graph.tasks.dtype_check import DType, as_declared
 from multimm.planning.matrix import Storage
 from multimm.planning.tiling.grid import Blocks, is_regular
-from multimm.planning.tiling.rechunk import Index, Where, cuts_of, offsets, size_of
+from multimm.planning.tiling.rechunk import Index, Part, Where, cuts_of, offsets
 
 #: How long it takes to make a chunk nobody knows: plans assume the time to decode one.
 _CODEC = "other"
@@ -95,8 +95,7 @@ class Maker:
         values = dict(zip(self.needs, given, strict=True))
         cuts = self._cuts(where)
         whole: Block = None
-        for at, cut, to in cuts:
-            size = size_of(self.chunks, at)
+        for at, size, cut, to in cuts:
             try:
                 block = as_declared(self._chunk(at, values), self.dtype)
                 check_shape(block, size)
@@ -132,8 +131,8 @@ class Maker:
         for task in tasks:
             yield from sorted(task.dependencies - made, key=str)
 
-    def _cuts(self, where: Where) -> list[tuple[Index, Where, Where]]:
-        return list(cuts_of(self._offsets, where))
+    def _cuts(self, where: Where) -> list[Part]:
+        return cuts_of(self._offsets, where)
 
     @cached_property
     def _offsets(self) -> list[list[slice]]:

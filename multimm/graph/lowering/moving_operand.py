@@ -15,11 +15,11 @@ from multimm.graph.block_task import BlockTask, Key
 from multimm.graph.label import Kind
 from multimm.graph.lowering.operand import Operand
 from multimm.graph.lowering.rechunk import cut_out
-from multimm.graph.lowering.sub_blocks import SubBlock, coalesced, task_of
+from multimm.graph.lowering.sub_blocks import coalesced, task_of
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.tiling.grid import Coordinate, number_of
-from multimm.planning.tiling.rechunk import Where, shape_of
+from multimm.planning.tiling.rechunk import Part, Where, shape_of
 from multimm.planning.work.owner_computes import OwnerComputes
 
 Cell = tuple[int, int]  #: a k-tile, and a block across
@@ -45,7 +45,7 @@ class SmallOperand:
         return found
 
     @cached_property
-    def _cut(self) -> dict[Cell, list[SubBlock]]:
+    def _cut(self) -> dict[Cell, list[Part]]:
         """Sub-blocks of its chunks, by k-tile and block across."""
         operand, layout = self.operand, self.keys.layout
         found = {}
@@ -60,18 +60,18 @@ class SmallOperand:
         return self.operand.where(self.operand.index((), *self.own.of(s, across)))
 
     @cached_property
-    def _coalesced_transfers(self) -> tuple[dict[Cell, list[SubBlock]], list[BlockTask]]:
+    def _coalesced_transfers(self) -> tuple[dict[Cell, list[Part]], list[BlockTask]]:
         """The same sub-blocks as parts of coalesced transfers, and the tasks that make these."""
         layout, owners = self.keys.layout, self.owners
-        own: dict[Coordinate, list[tuple[Cell, SubBlock]]] = {}
+        own: dict[Coordinate, list[tuple[Cell, Part]]] = {}
         for cell, sub_blocks in self._cut.items():
             for sub_block in sub_blocks:
-                own.setdefault(owners[sub_block.key], []).append((cell, sub_block))
-        tasks, found = [], {cell: list[SubBlock]() for cell in self._cut}
+                own.setdefault(owners[sub_block.of], []).append((cell, sub_block))
+        tasks, found = [], {cell: list[Part]() for cell in self._cut}
         for owner, cells in own.items():
             key: Key = (self.keys.name("coalesced"), layout.grid.rank(owner))
             sub_blocks = [sub_block for _, sub_block in cells]
-            sources = tuple(dict.fromkeys(sub_block.key for sub_block in sub_blocks))
+            sources = tuple(dict.fromkeys(sub_block.of for sub_block in sub_blocks))
             parts = task_of(sub_blocks, (slice(0, 0),), self.operand.array.dtype)
             place = self.keys.place(owner, (0, 0, Kind.COALESCE), ((owner, sources),))
             label = self.keys.label(Kind.COALESCE, self.operand.role)
@@ -98,7 +98,7 @@ class SmallOperand:
         for s in used:
             own = sub_blocks[s, across]
             shape = shape_of(self._where(s, across))
-            blocks = [numbers.setdefault(sub_block.key, len(numbers)) for sub_block in own]
+            blocks = [numbers.setdefault(sub_block.of, len(numbers)) for sub_block in own]
             cuts = tuple((sub_block.cut, sub_block.to) for sub_block in own)
             k_tiles.append(SubBlocks(blocks, cuts, tuple(x.size for x in own), shape))
         owners = self.owners

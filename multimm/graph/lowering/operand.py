@@ -16,13 +16,12 @@ from dask._task_spec import Task, TaskRef
 from dask.base import get_annotations
 
 from multimm.graph.block_task import Block, Inputs, Key, Sizes
-from multimm.graph.lowering.sub_blocks import SubBlock
 from multimm.graph.made_again import Maker, maker_of
 from multimm.graph.tasks.host_offload import upload
 from multimm.planning.matrix import Storage
 from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.grid import Blocks, Coordinate, number_of
-from multimm.planning.tiling.rechunk import Index, Where, cuts_of, offsets, size_of
+from multimm.planning.tiling.rechunk import Index, Part, Where, cuts_of, offsets
 
 Reader = Callable[[tuple[slice, ...]], Block]
 
@@ -183,14 +182,13 @@ class Operand:
         """The rectangle of the array that a stored block covers."""
         return tuple(offsets[at] for offsets, at in zip(self._offsets, index, strict=True))
 
-    def sub_blocks(self, where: Where, key: Callable[[Index], Key]) -> list[SubBlock]:
+    def sub_blocks(self, where: Where, key: Callable[[Index], Key]) -> list[Part]:
         """What the array's own blocks, which have such keys, have of a rectangle of it."""
-        return [SubBlock(key(at), size, cut, to) for at, size, cut, to in self.cuts(where)]
+        return [part._replace(of=key(part.of)) for part in self.cuts(where)]
 
-    def cuts(self, where: Where) -> list[tuple[Index, Index, Where, Where]]:
-        """Of the array's own blocks that have a part of a rectangle: index, shape, part, place."""
-        found = cuts_of(self._own_offsets, where)
-        return [(at, size_of(self.own_chunks, at), cut, to) for at, cut, to in found]
+    def cuts(self, where: Where) -> list[Part]:
+        """The same by the indices of these blocks."""
+        return cuts_of(self._own_offsets, where)
 
     @cached_property
     def _own_offsets(self) -> list[list[slice]]:

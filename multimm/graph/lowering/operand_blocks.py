@@ -149,5 +149,5 @@ def _in_sub_blocks(
     """A block in sub-blocks of the array's own ones, which have such keys, on one worker."""
     where = operand.where(index)
     found = operand.sub_blocks(where, key)
-    keys = tuple(sub_block.key for sub_block in found)
+    keys = tuple(sub_block.of for sub_block in found)
     return Argument(task_of(found, where, operand.array.dtype), ((owner, keys),))

@@ -12,19 +12,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from dask._task_spec import TaskRef
 
-from multimm.graph.block_task import Block, BlockTask, Key, check_shape
-from multimm.graph.label import Kind
+from multimm.graph.block_task import Block, BlockTask, Key, Place, check_shape
+from multimm.graph.label import Kind, Label
 from multimm.graph.lowering.operand import Argument, Operand
-from multimm.graph.lowering.sub_blocks import SubBlock, coalesced, task_of
+from multimm.graph.lowering.sub_blocks import coalesced, task_of
 from multimm.graph.task_keys import Keys
+from multimm.graph.tasks.dtype_check import DType
 from multimm.graph.tasks.host_offload import upload, uploaded
 from multimm.graph.tasks.multiply import finished, stream_for
 from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.tiling.grid import Coordinate, number_of
-from multimm.planning.tiling.rechunk import Index, shape_of
+from multimm.planning.tiling.rechunk import Index, Part, Where, shape_of
+from multimm.planning.tiling.result_chunks import senders
 
 Tasks = dict[Key, BlockTask]
 
@@ -50,30 +53,42 @@ def brought(
     keys : Keys
     """
     where, grid = operand.where(index), operand.layout.grid
-    found: dict[int, list[SubBlock]] = {}
-    for at, size, cut, to in operand.cuts(where):
-        sub_block = SubBlock(operand.key(at), size, cut, to)
-        lies = operand.located(at) or (owner if sub_block.whole else _spread(operand, at))
-        found.setdefault(grid.rank(lies), []).append(sub_block)
+    found: dict[int, list[Part]] = {}
+    for part in operand.cuts(where):
+        lies = operand.located(part.of) or (owner if part.whole else _spread(operand, part.of))
+        own = found.setdefault(grid.rank(lies), [])
+        own.append(part._replace(of=operand.key(part.of)))
     tasks: Tasks = {}
-    sub_blocks: list[SubBlock] = []
-    inputs: list[tuple[Coordinate, tuple[Key, ...]]] = []
-    for rank, own in found.items():
-        lies, alone = grid.place(rank), len(own) == 1 and own[0].whole
-        if rank != grid.rank(owner) and not alone:
-            sources = tuple(sub_block.key for sub_block in own)
-            key = (keys.name(f"cut-{operand.role}"), *index, rank)
-            at_once = keys.place(lies, (*step, Kind.CUT), ((lies, sources),))
-            label = keys.label(Kind.CUT, operand.role, index)
-            parts = task_of(own, where, operand.array.dtype)
-            tasks[key] = BlockTask(key, cut_out, parts, label=label, place=at_once)
-            own = coalesced(own, key)
-        sub_blocks += own
-        inputs.append((lies, tuple(dict.fromkeys(sub_block.key for sub_block in own))))
+    for rank in senders(found, grid.rank(owner)):
+        lies, sources = grid.place(rank), tuple(part.of for part in found[rank])
+        key = (keys.name(f"cut-{operand.role}"), *index, rank)
+        place = keys.place(lies, (*step, Kind.CUT), ((lies, sources),))
+        label = keys.label(Kind.CUT, operand.role, index)
+        tasks[key] = cutting(key, found, rank, where, operand.array.dtype, label, place)
+    sub_blocks = [*chain(*found.values())]
+    inputs = [
+        (grid.place(rank), tuple(dict.fromkeys(part.of for part in own)))
+        for rank, own in found.items()
+    ]
     key, size, *_ = first = sub_blocks[0]
     if first.whole and size == shape_of(where):  # it is one of the array's
         return Argument(TaskRef(key), tuple(inputs), ((size, (key,)),)), tasks
     return Argument(task_of(sub_blocks, where, operand.array.dtype), tuple(inputs)), tasks
+
+
+def cutting(
+    key: Key,
+    found: dict[int, list[Part]],
+    rank: int,
+    where: Where,
+    dtype: DType,
+    label: Label,
+    place: Place,
+) -> BlockTask:
+    """The task that cuts out what one worker has of a rectangle; what is `found` refers to it."""
+    parts = task_of(found[rank], where, dtype)
+    found[rank] = coalesced(found[rank], key)
+    return BlockTask(key, cut_out, parts, label=label, place=place)
 
 
 def _spread(operand: Operand, at: Index) -> Coordinate:

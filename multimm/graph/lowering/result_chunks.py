@@ -7,11 +7,12 @@ which Dask counts the slice alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 from multimm.graph.block_task import Block, BlockTask, Key, Place
 from multimm.graph.label import Kind
-from multimm.graph.lowering.rechunk import cut_out, join
-from multimm.graph.lowering.sub_blocks import SubBlock, coalesced, task_of
+from multimm.graph.lowering.rechunk import cutting, join
+from multimm.graph.lowering.sub_blocks import task_of
 from multimm.graph.task_keys import Keys
 from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.planning.tiling.rechunk import Index
@@ -44,17 +45,16 @@ def _hand_out(
         return keys.place(keys.layout.grid.place(rank), when)
 
     label = keys.label(Kind.HAND_OUT, block=chunk.at)
-    when = (*max(made[block(part.block)].place.order for part in chunk.parts), AFTER)
-    by_rank: dict[int, list[SubBlock]] = {}
-    for part in chunk.parts:
-        sub_block = SubBlock(block(part.block), part.size, part.cut, part.to)
-        by_rank.setdefault(part.rank, []).append(sub_block)
-    for rank in senders(chunk):
+    own = {
+        rank: [part._replace(of=block(part.of)) for part in parts]
+        for rank, parts in chunk.parts.items()
+    }
+    orders = (made[part.of].place.order for part in chain(*own.values()))
+    when = (*max(orders), AFTER)
+    for rank in senders(own, chunk.owner):
         key: Key = (keys.name("cut-matmul"), *chunk.at, rank)
-        parts = task_of(by_rank[rank], chunk.where, None)
-        found[key] = BlockTask(key, cut_out, parts, label=label, place=placed(rank))
-        by_rank[rank] = coalesced(by_rank[rank], key)
-    sub_blocks = [sub_block for own in by_rank.values() for sub_block in own]
+        found[key] = cutting(key, own, rank, chunk.where, None, label, placed(rank))
+    sub_blocks = [*chain(*own.values())]
     verb = as_it_is if len(sub_blocks) == 1 and sub_blocks[0].whole else join
     key, parts = (keys.name("chunk"), *chunk.at), task_of(sub_blocks, chunk.where, None)
     found[key] = BlockTask(key, verb, parts, label=label, place=placed(chunk.owner))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import product
 from math import prod
 
 from multimm.planning.schedule import Schedule
-from multimm.planning.tiling.rechunk import Index, cuts_of, offsets, shape_of, size_of
+from multimm.planning.tiling.grid import number_of
+from multimm.planning.tiling.rechunk import Index
+from multimm.planning.tiling.result_chunks import chunks_of
 
 
 def brought(layout: Schedule, workers: int) -> int:
@@ -34,28 +34,21 @@ def _brought(layout: Schedule, role: str, workers: int, *, whole: bool = False) 
     spec, grid = layout.spec(role), layout.grid
     if not spec.owners:
         return spec.nbytes if min(grid.workers, workers) > 1 else 0
-    lie = dict(zip(product(*(range(len(x)) for x in spec.chunks)), spec.owners, strict=True))
-    cuts: Iterable[tuple[int, Index, Index]] = _cuts(layout, role, workers)
-    if whole:
-        cuts = {(owner, at, size_of(spec.chunks, at)) for owner, at, _ in cuts}
-    elements = 0
-    for owner, at, shape in cuts:
-        cut = shape != size_of(spec.chunks, at)
-        elements += prod(shape) * (1 + cut if lie[at] >= grid.workers else lie[at] != owner)
+    blocks = layout.operand_chunks(role)
+    users = [share.users[0] for share in layout.shares(role)]
+    elements, arrived = 0, set[tuple[int, Index]]()
+    for (*batch, row, column), _, _, parts in chunks_of(blocks, spec.chunks, spec.owners):
+        flat = users[number_of(batch, [*map(len, blocks[:-2])])]
+        owner = _needs(layout, role, flat, row, column) % workers
+        for rank, own in parts.items():
+            for part in own:
+                if whole and (owner, part.of) in arrived:
+                    continue
+                arrived.add((owner, part.of))
+                moved = part.size if whole else part.shape
+                times = 1 + (moved != part.size) if rank >= grid.workers else rank != owner
+                elements += prod(moved) * times
     return elements * spec.itemsize
-
-
-def _cuts(layout: Schedule, role: str, workers: int) -> Iterator[tuple[int, Index, Index]]:
-    """Of each sub-block of the plan's blocks: who needs it, of which chunk it is, and its shape."""
-    spec, blocks = layout.spec(role), layout.operand_chunks(role)
-    users, lie = [share.users[0] for share in layout.shares(role)], [*map(offsets, spec.chunks)]
-    matrices, rows, cols = product(*map(offsets, blocks[:-2])), *map(offsets, blocks[-2:])
-    for (flat, where), (r, row), (c, col) in product(
-        zip(users, matrices, strict=True), enumerate(rows), enumerate(cols)
-    ):
-        owner = _needs(layout, role, flat, r, c) % workers
-        for at, _, to in cuts_of(lie, (*where, row, col)):
-            yield owner, at, shape_of(to)
 
 
 def _needs(layout: Schedule, role: str, flat: int, row: int, col: int) -> int:

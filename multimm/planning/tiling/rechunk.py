@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from itertools import accumulate, pairwise, product, starmap
 from math import ceil, prod
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.tiling.grid import Blocks, remembered, spans
@@ -132,8 +132,27 @@ def _along_axis(before: Blocks, after: Blocks) -> tuple[int, int, int, int]:
     return len(sub_blocks), len(whole), len(whole & {*pairwise(new)}), len(after)
 
 
-def cuts_of(lie: Iterable[list[slice]], where: Where) -> list[tuple[Index, Where, Where]]:
-    """Of each block that a rectangle has a part of: its index, which part, and where it goes.
+class Part(NamedTuple):
+    """A sub-block: what a rectangle of an array has of one of its blocks."""
+
+    of: Any  #: the index of the block, or the key of what has it
+    size: Index  #: of what has it
+    cut: Where  #: which part of that it is
+    to: Where  #: where in the rectangle it goes
+
+    @property
+    def shape(self) -> Index:
+        """Its own."""
+        return shape_of(self.to)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of that."""
+        return self.shape == self.size
+
+
+def cuts_of(lie: Iterable[list[slice]], where: Where) -> list[Part]:
+    """Of each block that a rectangle has a part of.
 
     Parameters
     ----------
@@ -142,21 +161,17 @@ def cuts_of(lie: Iterable[list[slice]], where: Where) -> list[tuple[Index, Where
     where : tuple of slice
     """
     axes = starmap(_along, zip(lie, where, strict=True))
-    found = []
-    for parts in product(*axes):
-        at, cut, to = zip(*parts, strict=True)
-        found.append((at, cut, to))
-    return found
+    return [Part(*zip(*parts, strict=True)) for parts in product(*axes)]
 
 
-def _along(lie: list[slice], at: slice) -> list[tuple[int, slice, slice]]:
-    """Of each block that a stretch has a part of: its number, which part, and where it goes.
+def _along(lie: list[slice], at: slice) -> list[tuple[int, int, slice, slice]]:
+    """Of each block that a stretch has a part of: its number and size, which part, and where to.
 
     >>> _along(offsets((4, 4, 4)), slice(2, 8))
-    [(0, slice(2, 4, None), slice(0, 2, None)), (1, slice(0, 4, None), slice(2, 6, None))]
+    [(0, 4, slice(2, 4, None), slice(0, 2, None)), (1, 4, slice(0, 4, None), slice(2, 6, None))]
     """
     if at.start == at.stop:  # of something without elements
-        return [(0, slice(0, 0), slice(0, 0))]
+        return [(0, lie[0].stop, slice(0, 0), slice(0, 0))]
     found = []
     for number in range(bisect_right(lie, at.start, key=attrgetter("stop")), len(lie)):
         own = lie[number]
@@ -164,7 +179,8 @@ def _along(lie: list[slice], at: slice) -> list[tuple[int, slice, slice]]:
             break
         start, stop = max(own.start, at.start), min(own.stop, at.stop)
         cut = slice(start - own.start, stop - own.start)
-        found.append((number, cut, slice(start - at.start, stop - at.start)))
+        to = slice(start - at.start, stop - at.start)
+        found.append((number, own.stop - own.start, cut, to))
     return found
 
 

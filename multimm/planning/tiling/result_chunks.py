@@ -10,66 +10,44 @@ A chunk of several blocks is made by the worker that has most of it, of what the
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, product
 from math import prod
 from typing import NamedTuple
 
 from multimm.planning.tiling.grid import Blocks, remembered
-from multimm.planning.tiling.rechunk import Index, Where, cuts_of, offsets, shape_of, size_of
-
-
-class Part(NamedTuple):
-    """What a chunk has of a block of C."""
-
-    block: Index  #: as stored
-    size: Index  #: of the block
-    cut: Where  #: of the block
-    to: Where  #: of the chunk
-    rank: int  #: of the worker with the block
+from multimm.planning.tiling.rechunk import Index, Part, Where, cuts_of, offsets
 
 
 class Chunk(NamedTuple):
-    """A chunk of C, and what it is made of."""
+    """A chunk of C, or of what else is made of other blocks, and what it is made of."""
 
     at: Index  #: as stored
     where: Where  #: in C
-    owner: int  #: the number of the worker that makes it
-    parts: list[Part]
+    owner: int  #: the number of the worker that makes it: who has most of it
+    parts: dict[int, list[Part]]  #: by the number of the worker with the blocks
 
 
 def chunks_of(
     chunks: tuple[Blocks, ...], blocks: tuple[Blocks, ...], owners: Sequence[int]
 ) -> Iterator[Chunk]:
-    """Every chunk of C, in C order, of blocks whose workers have these numbers."""
+    """Every chunk of an array, in C order, of blocks whose workers have these numbers."""
     of_block = dict(zip(product(*(range(len(x)) for x in blocks)), owners, strict=True))
     numbers, lie = product(*(range(len(x)) for x in chunks)), [*map(offsets, blocks)]
     for index, where in zip(numbers, product(*map(offsets, chunks)), strict=True):
-        parts = [
-            Part(at, size_of(blocks, at), cut, to, of_block[at])
-            for at, cut, to in cuts_of(lie, where)
-        ]
-        yield Chunk(index, where, _owner(parts), parts)
+        parts: dict[int, list[Part]] = {}
+        for part in cuts_of(lie, where):
+            parts.setdefault(of_block[part.of], []).append(part)
+        held = {rank: sum(prod(part.shape) for part in own) for rank, own in parts.items()}
+        yield Chunk(index, where, max(held, key=held.__getitem__), parts)
 
 
-def _owner(parts: list[Part]) -> int:
-    """The worker that has most of a chunk."""
-    held: Counter[int] = Counter()
-    for part in parts:
-        held[part.rank] += prod(shape_of(part.to))
-    return max(held, key=held.__getitem__)
-
-
-def senders(chunk: Chunk) -> list[int]:
+def senders(parts: Mapping[int, Sequence[Part]], owner: int) -> list[int]:
     """The workers that cut out what they send: who sends one whole block sends it as it is."""
-    found: dict[int, list[Part]] = {}
-    for part in chunk.parts:
-        found.setdefault(part.rank, []).append(part)
     return [
         rank
-        for rank, own in found.items()
-        if rank != chunk.owner and not (len(own) == 1 and shape_of(own[0].to) == own[0].size)
+        for rank, own in parts.items()
+        if rank != owner and not (len(own) == 1 and own[0].whole)
     ]
 
 
@@ -81,9 +59,9 @@ def counted(
     """Tasks that hand chunks out, and elements that travel for it between so many workers."""
     tasks = moved = 0
     for chunk in chunks_of(chunks, blocks, owners):
-        tasks += 1 + len(senders(chunk))
-        owner = chunk.owner % workers
-        moved += sum(prod(shape_of(x.to)) for x in chunk.parts if x.rank % workers != owner)
+        tasks += 1 + len(senders(chunk.parts, chunk.owner))
+        sent = (own for at, own in chunk.parts.items() if (at - chunk.owner) % workers)
+        moved += sum(prod(part.shape) for own in sent for part in own)
     return tasks, moved
 
 
