@@ -20,6 +20,7 @@ from multimm.gpu.emulated.configs import (
     MAX_SLICES,
     MIN_SLABS,
     PRODUCTS,
+    ROW_ALIGN,
     SLAB,
     SPLIT_REGISTRY,
     SUMS_SHARE,
@@ -33,7 +34,7 @@ from multimm.gpu.emulated.configs import (
 from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.simt.configs import MAX_SUMS, Device, entry_named
 from multimm.planning import problem
-from multimm.planning.cost import memory
+from multimm.planning.cost import memory, time
 
 CONFIGS = [entry.config for entry in SPLIT_REGISTRY]
 
@@ -64,6 +65,7 @@ def test_the_kernel_has_the_same_constants():
     assert int(found["SLAB"]) == SLAB
     assert int(found["TILE_ROWS"]) == configs.TILE_ROWS
     # Plans, which know no kernels, count with the same.
+    assert time.PACKED_ROWS == ROW_ALIGN
     assert problem.ALONE == kernel_selection.ALONE
     assert (1 + int(found["GROUPS"])) * int(found["GROUP_THREADS"]) == CONFIGS[0].threads
     assert int(found["GROUPS"]) * int(found["TILE_ROWS"]) == configs.TILE_M

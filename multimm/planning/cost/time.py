@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from multimm.planning.cost.first_blocks import arrivals, link_rate
 from multimm.planning.cost.host_transfers import (
     coming_back,
@@ -84,6 +86,9 @@ SYRK, REAL = 0.57, ("float32", "float64")
 #: 16 or 64 columns, 0.6 to 1.2 for what is transposed or long, on one core of an EPYC.
 READ_BYTES = 1.6
 
+#: Packed blocks are filled up to multiples of so many rows. Counted of sides up to so long.
+PACKED_ROWS, NARROW = 128, 1024
+
 #: Bytes per second at which finished blocks leave a full device: host link of a GPU
 #: (dask-cuda copies through pageable memory, 6.9 GB/s measured), disk of a CPU (arbitrary).
 SPILL_RATE = {"gpu": 6.9e9, "cpu": 0.5e9}
@@ -145,7 +150,7 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
     handed_out, joined = layout.result.handing_out(cluster.workers)
     tasks = layout.tasks + cuts + host_tasks(layout) + handed_out
     chains = ceil_div(layout.work.count * layout.parts, cluster.workers)
-    products = flops / (product_gflops(p, device) * 1e9)
+    products = flops * _filled_up(layout) / (product_gflops(p, device) * 1e9)
     products += reading(each * _read(layout), device)
     alone = (products + packing * (not layout.operands.packed)) / (chains * layout.steps)
     handing_on = SUMS_BYTES * handed_on / copying
@@ -324,6 +329,14 @@ def _read(layout: Schedule) -> float:
 def _most(blocks: int, layout: Schedule, cluster: ClusterSpec) -> int:
     """Of so many blocks in every k-tile, those of the busiest worker."""
     return ceil_div(blocks * len(layout.k_tiles), cluster.workers)
+
+
+def _filled_up(layout: Schedule) -> float:
+    """By how much more is multiplied of narrow blocks: whole tiles of tensor cores."""
+    if not layout.problem.packs:
+        return 1.0
+    sides = max(layout.row_sizes), max(layout.n_blocks)
+    return prod(ceil_div(x, PACKED_ROWS) * PACKED_ROWS / x for x in sides if 0 < x < NARROW)
 
 
 def product_gflops(problem: Problem, device: DeviceSpec) -> float:
