@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import product
+
 from multimm.planning.cost import communication
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.schedule import Schedule
@@ -71,9 +74,9 @@ def _first_k_tile(layout: Schedule) -> tuple[int, int, float]:
     """
     grid, k_tile = layout.grid, max(layout.k_tiles)
     plane = grid.p_m * grid.p_n
-    operands = layout.operands
-    beyond = {x for x in (*operands.cut_again, *operands.in_place) if layout.lies_beyond(x)}
-    lacking = {*beyond, *operands.elsewhere}
+    beyond = {
+        x for x in (*layout.operands.cut_again, *layout.operands.in_place) if layout.lies_beyond(x)
+    }
     size_a = k_tile * max(layout.row_sizes) * layout.operands.width("a")
     if layout.mirrors:  # the other one of two blocks
         return int(plane > 1 or bool(beyond)), 0, size_a
@@ -81,15 +84,15 @@ def _first_k_tile(layout: Schedule) -> tuple[int, int, float]:
     size_b = k_tile * max(layout.n_blocks) * matrices * layout.operands.width("b")
     rows = ceil_div(len(layout.row_sizes), grid.p_m)
     columns = ceil_div(len(layout.n_blocks), grid.p_n)
-    keeps_a = 0 if "a" in lacking else rows // grid.p_n
+    keeps_a = 0 if "a" in beyond else _keeps(layout, "a", rows // grid.p_n)
     # Of a stack, each matrix may have a B of its own, which goes nowhere.
     shared = len(layout.m_blocks) > 1 or any(len(share.users) > 1 for share in layout.shares("b"))
     if shared or not layout.batch_blocks:
-        keeps_b = 0 if "b" in lacking else columns // grid.p_m
+        keeps_b = 0 if "b" in beyond else _keeps(layout, "b", columns // grid.p_m)
         kept = keeps_a * keeps_b
     else:
         per_row, columns = columns, rows * columns
-        keeps_b = 0 if "b" in lacking else columns
+        keeps_b = 0 if "b" in beyond else _keeps(layout, "b", columns)
         kept = min(keeps_a * per_row, keeps_b)
     lacks = rows - keeps_a + columns - keeps_b
     cut, away = layout.operands.cut_apart if grid.workers > 1 else (), 1 - 1 / grid.workers
@@ -98,3 +101,21 @@ def _first_k_tile(layout: Schedule) -> tuple[int, int, float]:
     if cut:
         return lacks or len(cut), 0, come_a + come_b
     return lacks, kept, max(come_a, come_b) if kept else come_a + come_b
+
+
+def _keeps(layout: Schedule, role: str, usual: int) -> int:
+    """Blocks of the first k-tile that a worker keeps of those that it needs: `usual`, unless they
+    lie elsewhere.
+    """
+    if role not in layout.operands.elsewhere:
+        return usual
+    grid, held = layout.grid, Counter[int]()
+    edges = layout.m_blocks if role == "a" else layout.n_blocks
+    blocks = product(layout.shares(role), range(len(edges)), enumerate(layout.first_k_tile[:-1]))
+    for share, block, (part, k_tile) in blocks:
+        flat = share.users[0]
+        rank = layout.tiles.owners(role, flat, block)[k_tile]
+        at = grid.place(rank)
+        needed = any((at.row, at.col) in used for used in layout.blockwise.users(role, flat, block))
+        held[rank] += needed and at.part == part
+    return min(held[rank] for rank in range(grid.workers) if grid.place(rank).part < layout.parts)
