@@ -41,14 +41,15 @@ help:
 demo: $(DEMO)
 	$(RUN) -m multimm demo
 
-# Tests run in a process per core, each with one thread for BLAS; those that others beside them
-# would disturb have their turn afterwards, and only their files are read again. Where there is no
-# pytest-xdist, all run in one process. What fails runs once more, with nothing beside it: a fault
-# fails again, and what only a busy machine brought about does not. Both runs are shown.
+# Tests run in a process per core and one more, for many wait for workers to start; each has one
+# thread for BLAS. Those that others beside them would disturb have their turn afterwards, and only
+# their files are read again. Where there is no pytest-xdist, all run in one process. What fails runs
+# once more, with nothing beside it: a fault fails again, and what only a busy machine brought about
+# does not. Both runs are shown.
 ALONE := alone or gpu or multigpu
 ALONE_FILES = $(shell grep -rlE 'mark\.(alone|gpu|multigpu)\b' tests --include='test_*.py')
 # Files in their order, each as a whole: what its tests share is made once.
-BESIDE := --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+BESIDE := --numprocesses=$(shell expr $$(nproc) + 1) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 AGAIN = $(RUN) -m pytest -v --maxfail=1 --last-failed --last-failed-no-failures=none
 
 # What `make test` leaves out: CONTRIBUTING.md says what that is.

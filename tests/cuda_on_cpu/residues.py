@@ -8,13 +8,13 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from residue_reference import LookedAt, format_of, looked_at, packed, summary
+from residue_reference import LookedAt, format_of, looked_at, packed, residues, summary
 
 from cuda_on_cpu.operands import Operand, placed
 from cuda_on_cpu.products import Case
 from cuda_on_cpu.program import Buffer, Launch, Pointer, Struct
 from multimm.gpu.residues.formats import FORMATS
-from multimm.gpu.residues.moduli import MOST, norm_limit, product_of, residues, weights
+from multimm.gpu.residues.moduli import MOST, norm_limit, product_of, weights
 
 THREADS = 256
 #: Rows, k, and what the lines are longer by; elements in front.
