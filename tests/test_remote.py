@@ -283,6 +283,21 @@ def test_what_goes_wrong_keeps_its_type_and_its_secret(folder, name, scheduler, 
     assert "AKIA" not in text
 
 
+@pytest.mark.parametrize("name", ["link", "group/x", "soft"])
+def test_a_link_to_another_file_is_not_followed_within_this_one(tmp_path, name):
+    """HDF5 looks in what it has open for what the other file has under that name."""
+    path = tmp_path / "links.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = A
+        file["link"] = h5py.ExternalLink("/elsewhere/other.h5", "/x")
+        file["group"] = h5py.ExternalLink("/elsewhere/other.h5", "/")
+        file["soft"] = h5py.SoftLink("/group/x")
+    fsspec.filesystem("memory").pipe("/links.h5", path.read_bytes())
+    text = refusal(lambda: io.open_array("memory://links.h5", dataset=name))
+    assert "another file, /elsewhere/other.h5" in text
+    np.testing.assert_array_equal(io.open_array("memory://links.h5", dataset="x").compute(), A)
+
+
 def test_a_missing_package_is_named():
     code = """
 import sys

@@ -78,17 +78,24 @@ def _dataset(place: Location, file: Any) -> Any:
     h5py, name = package("h5py"), place.dataset or ""
     with suppress(KeyError, OSError, RuntimeError):  # as HDF5 says that nothing is there
         if isinstance(item := file[name], h5py.Dataset):
+            # Behind an address HDF5 looks for what another file has in this one.
+            if place.remote and item.file.filename != file.filename:
+                raise _elsewhere(place, item.file.filename)
             return item
     link = file.get(name, getlink=True)
     if isinstance(link, h5py.ExternalLink) and place.remote:
-        raise FileFormatError(
-            f"{place}: the link {name} leads to another file, {link.filename}, which nobody "
-            "follows from an address; copy both to a local folder"
-        )
+        raise _elsewhere(place, link.filename)
     if why := no_dataset(file, name):
         raise FileFormatError(f"{place}: {why}")
     choose_dataset(place, _listed(file))  # says what there is
     raise KeyError(name)
+
+
+def _elsewhere(place: Location, other: str) -> FileFormatError:
+    return FileFormatError(
+        f"{place}: a link leads to another file, {other}, which nobody follows from an address; "
+        "copy both to a local folder"
+    )
 
 
 def _refuse_kinds(place: Location, item: Any) -> None:
@@ -127,7 +134,7 @@ def _refuse_netcdf3(place: Location) -> None:
         start = file.read(3)
     if start == b"CDF":
         raise FileFormatError(
-            f"{place.path}: netCDF 3, which is no HDF5: convert it (nccopy -k nc4), or open it "
+            f"{place.name}: netCDF 3, which is no HDF5: convert it (nccopy -k nc4), or open it "
             "with xarray and multiply x.data"
         )
 
