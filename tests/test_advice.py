@@ -41,14 +41,14 @@ def refused(plan: MatmulPlan) -> str:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_memory_and_the_workers_that_are_advised_do_and_little_less_does_not(workers):
-    problem = square(100_000)
-    text = refused(planned(problem, 200_000_000, workers))
+    problem = square(50_000)
+    text = refused(planned(problem, 50_000_000, workers))
     (size,) = map(parse_bytes, re.findall(r"give each worker ([\d.]+ [kMG]B)", text))
     assert planned(problem, size, workers).check()
     assert not planned(problem, int(0.7 * size), workers).fits
     (count,) = map(int, re.findall(r"use about (\d+) such workers", text))
-    assert planned(problem, 200_000_000, count).check()
-    assert not planned(problem, 200_000_000, count // 2).fits
+    assert planned(problem, 50_000_000, count).check()
+    assert not planned(problem, 50_000_000, count // 2).fits
 
 
 def test_given_blocks_are_left_out_where_that_does():
