@@ -272,9 +272,9 @@ class Product(NamedTuple):
             return Located(MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize), awaited=False)
         awaited = False
         # Of a product that is still lazy. Without workers it lies nowhere: it is made, as others.
-        lazy = () if bounds_blocks(cluster) else owners_of(x, cluster.workers)
-        if lazy:
-            owners = cluster.ranks(lazy)
+        addresses = () if bounds_blocks(cluster) else owners_of(x, cluster.workers)
+        if addresses:
+            owners = cluster.ranks(addresses)
         else:
             held = [holders.get(key, ()) for key in source_keys(x)]
             owners = where_blocks_lie(held, cluster.addresses)

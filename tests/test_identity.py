@@ -407,7 +407,7 @@ def test_a_link_in_a_remote_file_reads_no_local_one():
     link()
     fsspec.filesystem("memory").put("link.h5", "/link.h5")
     np.testing.assert_array_equal(read("link.h5:x"), A)
-    with pytest.raises(FileFormatError, match=r"memory://link\.h5:x: a link leads to another"):
+    with pytest.raises(FileFormatError, match=r"memory://link\.h5:x: the link x leads to another"):
         io.open_array("memory://link.h5:x")
 
 

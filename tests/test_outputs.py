@@ -222,12 +222,16 @@ def test_files_of_others_in_a_store_are_never_removed(tmp_path):
 
 
 def test_a_folder_is_no_store_for_the_name_of_a_file_in_it(tmp_path):
-    for name, text in (("zarr.json", "{}"), (".zgroup", ""), (".zarray", "[1]"), (".zattrs", "{}")):
+    none = "no Zarr store is never replaced"
+    for name, text, said in (
+        ("zarr.json", "{}", "holds 0.0, which Zarr did not write, and is never replaced"),
+        (".zgroup", "", none), (".zarray", "[1]", none), (".zattrs", "{}", none),
+    ):  # fmt: skip
         path = tmp_path / f"{name}.zarr"
         path.mkdir()
         (path / name).write_text(text)
         (path / "0.0").write_text("mine")
-        with pytest.raises(FileFormatError, match="is never replaced"):
+        with pytest.raises(FileFormatError, match=said):
             io.save_array(NEW, path, overwrite=True)
         assert names(path) == sorted(["0.0", name])
 
@@ -703,6 +707,17 @@ def test_a_store_is_not_replaced_while_an_array_is_being_added(tmp_path, monkeyp
     np.testing.assert_array_equal(group["new"], NEW)
     np.testing.assert_array_equal(group["old"], OLD)
     assert names(tmp_path) == ["m.zarr"]
+
+
+def test_a_lock_on_the_folder_is_waited_for_and_not_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(commit, "LONGEST", 0.1)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        io.save_array(NEW, tmp_path / "m.zarr")
+    finally:
+        os.close(folder)
+    np.testing.assert_array_equal(get(tmp_path / "m.zarr"), NEW)
 
 
 @pytest.mark.parametrize("format_", FORMATS)

@@ -51,7 +51,7 @@ def test_512_block_products_begin_no_later_than_stock_dasks():
     with forked(), multimm.cluster.start(workers=2) as client:
         client.register_plugin(Begin())
         rng = da.random.default_rng(0)
-        for _ in range(3):
+        for _ in range(4):
             for product, seconds in waited.items():
                 a, b = (rng.standard_normal((N, N), chunks=EDGE, dtype="f4").persist()
                         for _ in range(2))  # fmt: skip

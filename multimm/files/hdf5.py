@@ -93,8 +93,8 @@ def _dataset(place: Location, file: Any) -> Any:
 
 def _elsewhere(place: Location, other: str) -> FileFormatError:
     return FileFormatError(
-        f"{place}: a link leads to another file, {other}, which nobody follows from an address; "
-        "copy both to a local folder"
+        f"{place}: the link {place.dataset} leads to another file, {other}, which nobody follows "
+        "from an address; copy both to a local folder"
     )
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from multimm.errors import FileFormatError
-from multimm.files.identity import Source, state
+from multimm.files.identity import ABSENT, Source, size_of, state
 from multimm.files.netcdf import is_partly_written
 from multimm.files.stored import Location, package
 
@@ -80,7 +80,8 @@ class Search:
             self.add(name)
             part = min(size, needed)
             needed -= part
-            if not os.path.exists(name) or os.path.getsize(name) < offset + part:
+            found = self.sources[name].state
+            if found == ABSENT or (size_of(found) or 0) < offset + part:
                 self.fail(f"its raw data {name} are not there, or truncated")
 
     def _unwritten(self, item: Any) -> None:

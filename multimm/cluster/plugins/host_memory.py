@@ -158,7 +158,10 @@ def read(header: Mapping[str, Any], frames: Sequence[Any]) -> Any:
     x.flags.writeable = header["writeable"]
     for start in range(0, x.nbytes, PART_BYTES):
         fill = functools.partial(_fill, x, start, process, address)
-        fill() if x.nbytes < LONG_BYTES else behind(fill)
+        if x.nbytes < LONG_BYTES:
+            fill()
+        else:
+            behind(fill)
     return x
 
 

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,6 +26,8 @@ AT_FDCWD = -100
 UNKNOWN = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}
 #: Files of a store that are synced at a time: a disk's journal takes what waits in one commit.
 SYNCS = 16
+#: Seconds to wait for another's commit, which takes a few renames; arbitrary.
+LONGEST = 10.0
 
 
 def sync(path: Path) -> None:
@@ -45,14 +48,25 @@ def sync(path: Path) -> None:
 def in_turn(folder: Path) -> Iterator[None]:
     """One commit in a folder at a time: what was found there stays until the names are changed.
 
-    Without it where the file system has no locks.
+    Without it where the file system has no locks, or somebody keeps it locked for `LONGEST`.
     """
     with ExitStack() as stack:
         with suppress(OSError):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _wait_for(descriptor)
         yield
+
+
+def _wait_for(descriptor: int) -> None:
+    until = time.monotonic() + LONGEST
+    while time.monotonic() < until:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.01)
+        else:
+            return
 
 
 def put_new(unfinished: Path, path: Path) -> None:
