@@ -174,12 +174,6 @@ def test_start_refuses(arguments, message):
         mc.start(**arguments)
 
 
-def check(**given):
-    return options.check(
-        options.choose(given.pop("gpus", None), given.pop("workers", None)), **given
-    )
-
-
 def test_a_folder_that_is_gone_is_named(tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
@@ -192,25 +186,25 @@ def test_a_folder_that_is_gone_is_named(tmp_path, monkeypatch):
 
 
 def test_gpus_are_taken_by_default_and_cpu_workers_when_asked_for(two_gpus):
-    assert [gpu.ident for gpu in check().gpus] == ["0", "1"]
-    assert [gpu.ident for gpu in check(gpus=1).gpus] == ["0"]
-    assert check(gpus=0).gpus == check(workers=3).gpus == ()
-    assert check(workers=3).workers == 3
+    assert [gpu.ident for gpu in options.check().gpus] == ["0", "1"]
+    assert [gpu.ident for gpu in options.check(gpus=1).gpus] == ["0"]
+    assert options.check(gpus=0).gpus == options.check(workers=3).gpus == ()
+    assert options.check(workers=3).workers == 3
 
 
 def test_default_memory_limit_is_a_share_of_what_is_free(two_gpus, monkeypatch):
     memory = SimpleNamespace(total=1000 * GIB, available=800 * GIB)
     monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
     monkeypatch.setattr("distributed.system.memory_limit", lambda: 1000 * GIB)
-    assert check().memory_limit == 360 * GIB
-    assert check(workers=4).memory_limit == 180 * GIB
-    assert check(memory_limit="3GB").memory_limit == 3 * 10**9
+    assert options.check().memory_limit == 360 * GIB
+    assert options.check(workers=4).memory_limit == 180 * GIB
+    assert options.check(memory_limit="3GB").memory_limit == 3 * 10**9
 
 
 def test_dashboard_without_host_stays_on_loopback(two_gpus):
-    assert check(dashboard_address=":8787").dashboard_address == "127.0.0.1:8787"
-    assert check(dashboard_address="10.0.0.1:1").dashboard_address == "10.0.0.1:1"
-    assert check().dashboard_address is None
+    assert options.check(dashboard_address=":8787").dashboard_address == "127.0.0.1:8787"
+    assert options.check(dashboard_address="10.0.0.1:1").dashboard_address == "10.0.0.1:1"
+    assert options.check().dashboard_address is None
 
 
 @pytest.mark.skipif(bool(devices.visible_gpus()), reason="GPU packages may be installed here")
@@ -297,7 +291,7 @@ def test_kernels_are_compiled_while_gpu_workers_start(monkeypatch, caplog, start
 
 def test_preloads_of_gpu_workers_begin_imports_and_leave_workers_alone():
     """Those of this process, where what is to be imported may be there already."""
-    preloads = start_module.on_gpus(check(workers=1))["preload"]
+    preloads = start_module.on_gpus(options.check(workers=1))["preload"]
     assert imports_ahead.PRELOAD in preloads
     with (
         dask.config.set({"distributed.worker.preload": preloads}),
@@ -600,7 +594,7 @@ def test_a_worker_that_is_lost_meanwhile_is_no_matter_of_versions(client, monkey
 @pytest.mark.parametrize("size", ["abc", 0, -1, 1.5e15, "200GiB", object()])
 def test_pools_that_no_gpu_has(two_gpus, size):
     with pytest.raises(OptionError, match="rmm_pool="):
-        check(rmm_pool=size)
+        options.check(rmm_pool=size)
 
 
 def test_a_gpu_that_is_not_there_ends_the_list(monkeypatch):

@@ -75,25 +75,24 @@ def matmul(
         raise OptionError(f"--alpha {alpha}: the check needs a finite number; or add --no-verify")
     files = InputFiles(a, b, dataset_a, dataset_b)
     workers = Workers(**options)
-    with workers.ahead(a, b, output):
-        from multimm.io import Output  # takes a second; and so do workers
+    from multimm.io import Output  # takes a second
 
-        files.check(product)
-        if explain:
-            with workers.open() as client:
-                say(files.plan(client, product))
-            return
-        if output is None:
-            raise OptionError("no output: say where to write with -o C.npy, C.zarr or C.h5")
-        if overwrite:
-            files.check_apart(output, dataset_c)
-        # The output is the outer one: it is cleaned up when no worker can write into it any more.
-        with (
-            Output(output, dataset=dataset_c, overwrite=overwrite) as target,
-            workers.open() as client,
-        ):
-            multiply(client, files, target, product, verify=verify)
-            target.commit()
+    files.check(product)
+    if explain:
+        with workers.open() as client:
+            say(files.plan(client, product))
+        return
+    if output is None:
+        raise OptionError("no output: say where to write with -o C.npy, C.zarr or C.h5")
+    if overwrite:
+        files.check_apart(output, dataset_c)
+    # The output is the outer one: it is cleaned up when no worker can write into it any more.
+    with (
+        Output(output, dataset=dataset_c, overwrite=overwrite) as target,
+        workers.open() as client,
+    ):
+        multiply(client, files, target, product, verify=verify)
+        target.commit()
     say(f"written   {printable(target.path)}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
 from multiprocessing import resource_tracker
@@ -123,23 +123,6 @@ class Workers:
     protocol: str | None = None
     scheduler: str | None = None
 
-    @contextmanager
-    def ahead(self, *paths: str | None) -> Iterator[None]:
-        """Processes of workers that `open` will start begin, and import what such files need."""
-        from multimm.cluster.imports_ahead import FILES
-        from multimm.cluster.options import choose
-        from multimm.cluster.start import workers_ahead
-
-        with ExitStack() as stack:
-            if self.scheduler is None:
-                names = " ".join(path for path in paths if path)
-                files = [name for name, kinds in FILES.items() if any(x in names for x in kinds)]
-                threads = 1 if self.threads is None else self.threads
-                chosen = choose(self.gpus, self.workers, threads)
-                with interrupts_held_back():
-                    stack.enter_context(workers_ahead(chosen, files))
-            yield
-
     def open(self) -> Client:
         """Start or reach the workers; closing the client gives them back.
 
@@ -171,7 +154,7 @@ class Workers:
     def on_paper(self) -> ClusterSpec:
         """The workers as a value, without starting any; GPUs are H200s linked by NVLink."""
         from multimm.cluster.inspect.devices import PROCESS_BYTES, cpu_device
-        from multimm.cluster.options import check, choose, cores
+        from multimm.cluster.options import check, cores
         from multimm.planning.devices import H200, LOCAL_TCP, NVLINK
         from multimm.planning.hardware import ClusterSpec, at_once
 
@@ -184,7 +167,7 @@ class Workers:
             return ClusterSpec.homogeneous(
                 H200, 1 if self.gpus is None else self.gpus, NVLINK, at_once((H200,), threads)
             )
-        decided = check(choose(self.gpus, self.workers, threads), self.memory_limit)
+        decided = check(self.gpus, self.workers, threads, self.memory_limit)
         each = max(1, cores() // decided.workers)
         device = cpu_device(decided.memory_limit, each, spills=True, process_bytes=PROCESS_BYTES)
         return ClusterSpec.homogeneous(device, decided.workers, LOCAL_TCP, threads)

@@ -24,9 +24,6 @@ TASKS = "multimm.graph.warmup"
 #: What a GPU worker needs, first what it needs first: tasks, blocks of CuPy that travel, and loops
 #: that copy blocks in host memory, which take 0.7 s to compile.
 IN_WORKERS = (TASKS, "distributed.protocol.cupy", "multimm.gpu.transfer.loops:loops")
-#: Libraries that read and write files: workers will need those that the process that starts them
-#: has imported, or will for files whose names have one of these.
-FILES = {"zarr": (".zarr",), "h5py": (".h5", ".hdf5", ".nc")}
 #: What a product needs in the process that asks for it.
 IN_CLIENT = ("multimm.api",)
 

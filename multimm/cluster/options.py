@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from multimm.cluster.inspect.devices import Gpu, visible_gpus
 from multimm.errors import OptionError, integer
@@ -37,14 +37,6 @@ ASK = (
 )
 
 
-class Chosen(NamedTuple):
-    """What workers there will be: `gpus` is empty for CPU workers."""
-
-    gpus: tuple[Gpu, ...]
-    workers: int
-    threads: int
-
-
 @dataclass(frozen=True, slots=True)
 class StartOptions:
     """What `start` was asked for, checked: `gpus` is empty for CPU workers."""
@@ -59,8 +51,17 @@ class StartOptions:
     dashboard_address: str | None
 
 
-def choose(gpus: int | None = None, workers: int | None = None, threads: int = 1) -> Chosen:
-    """Which workers are asked for, in a tenth of a second: distributed is not imported for that."""
+def check(
+    gpus: int | None = None,
+    workers: int | None = None,
+    threads: int = 1,
+    memory_limit: int | str | None = None,
+    protocol: str | None = None,
+    rmm_pool: float | int | str | None = None,
+    security: Security | None = None,
+    dashboard_address: str | None = None,
+) -> StartOptions:
+    """Turn the arguments of `multimm.cluster.start` into decisions, or refuse them."""
     for name, value, least in (("gpus", gpus, 0), ("workers", workers, 1), ("threads", threads, 1)):
         number = integer(value)
         if (value is not None or name == "threads") and (number is None or number < least):
@@ -71,26 +72,14 @@ def choose(gpus: int | None = None, workers: int | None = None, threads: int = 1
             "workers, not both"
         )
     chosen = _choose_gpus(gpus if workers is None else 0)
-    return Chosen(chosen, len(chosen) or workers or min(cores(), MAX_CPU_WORKERS), threads)
-
-
-def check(
-    chosen: Chosen,
-    memory_limit: int | str | None = None,
-    protocol: str | None = None,
-    rmm_pool: float | int | str | None = None,
-    security: Security | None = None,
-    dashboard_address: str | None = None,
-) -> StartOptions:
-    """Turn the other arguments of `multimm.cluster.start` into decisions, or refuse them."""
-    gpus, count, threads = chosen
+    count = len(chosen) or workers or min(cores(), MAX_CPU_WORKERS)
     return StartOptions(
-        gpus,
+        chosen,
         count,
         threads,
-        _memory_limit(memory_limit, count, gpus),
-        _protocol(protocol, security, gpu=bool(gpus)),
-        _pool(rmm_pool, gpus),
+        _memory_limit(memory_limit, count, chosen),
+        _protocol(protocol, security, gpu=bool(chosen)),
+        _pool(rmm_pool, chosen),
         security,
         _dashboard(dashboard_address),
     )

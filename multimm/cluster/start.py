@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import resource
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,17 +17,14 @@ from multimm.cluster import imports_ahead, main_guard
 from multimm.cluster.inspect.devices import driver_cuda, free_bytes, install_command
 from multimm.cluster.options import (
     LOOPBACK,
-    Chosen,
     StartOptions,
     check,
     check_certificates,
-    choose,
     cores,
     give_back,
     pool_bytes,
 )
 from multimm.cluster.plugins import pool_memory
-from multimm.cluster.processes_ahead import given_to_nannies, processes_ahead
 from multimm.errors import ClusterError, KernelError, cause
 from multimm.gpu.precompile import Compilation
 from multimm.gpu.runtime.trusted_files import own_folder
@@ -157,12 +153,12 @@ def start(
         GPU packages are missing, this process may not open enough files, or the workers do not
         start.
     """
-    chosen = choose(gpus, workers, threads)
     main_guard.require()
     with _STARTING, ExitStack() as meanwhile:
-        meanwhile.enter_context(workers_ahead(chosen))
         _require_folder()
-        options = check(chosen, memory_limit, protocol, rmm_pool, security, dashboard_address)
+        options = check(
+            gpus, workers, threads, memory_limit, protocol, rmm_pool, security, dashboard_address
+        )
         _require_files(options.workers)
         if security is not None:
             check_certificates(security, "scheduler", "worker", "client")
@@ -315,7 +311,7 @@ def _common(options: StartOptions) -> dict[str, Any]:
 def _cpu_cluster(options: StartOptions) -> Any:
     from distributed import LocalCluster
 
-    with _blas_threads(options), given_to_nannies():
+    with _blas_threads(options):
         return LocalCluster(n_workers=options.workers, processes=True, **_common(options))
 
 
@@ -324,31 +320,7 @@ def _gpu_cluster(options: StartOptions) -> Any:
 
     if options.protocol == "ucxx":
         logger.warning(OPEN_LISTENERS)
-    with given_to_nannies():
-        return LocalCUDACluster(**on_gpus(options))
-
-
-@contextmanager
-def workers_ahead(chosen: Chosen, files: Sequence[str] = ()) -> Iterator[None]:
-    """Worker processes begin and import, for `start` inside, which else begins them itself.
-
-    Parameters
-    ----------
-    chosen : Chosen
-    files : sequence of str
-        Libraries that read files, of which tasks will need those that are not imported here yet.
-    """
-    gpus = bool(chosen.gpus)
-    first = ("distributed.nanny", "dask_cuda") if gpus else ("distributed.nanny",)
-    later: list[str] = []
-    if gpus:  # CPU workers have tasks at once: nothing may be half imported
-        read = (name for name in imports_ahead.FILES if name in files or name in sys.modules)
-        later = [*imports_ahead.IN_WORKERS, *read]
-    with ExitStack() as stack:
-        with nullcontext() if gpus else _blas_threads(chosen):
-            count = min(chosen.workers, cores())
-            stack.enter_context(processes_ahead(count, first, later))
-        yield
+    return LocalCUDACluster(**on_gpus(options))
 
 
 def on_gpus(options: StartOptions) -> dict[str, Any]:
@@ -414,18 +386,18 @@ def private_scratch() -> Iterator[None]:
         yield
 
 
-def _share(chosen: Chosen | StartOptions) -> int:
+def _share(options: StartOptions) -> int:
     """Threads of BLAS in each worker; distributed's default beside GPUs."""
-    return 1 if chosen.gpus else max(1, cores() // (chosen.workers * chosen.threads))
+    return 1 if options.gpus else max(1, cores() // (options.workers * options.threads))
 
 
-def _missing(chosen: Chosen | StartOptions) -> dict[str, str]:
+def _missing(options: StartOptions) -> dict[str, str]:
     """What nannies write into this process's environment, for nobody has set it."""
-    return {name: str(_share(chosen)) for name in BLAS_VARIABLES if name not in os.environ}
+    return {name: str(_share(options)) for name in BLAS_VARIABLES if name not in os.environ}
 
 
 @contextmanager
-def _blas_threads(chosen: Chosen | StartOptions) -> Iterator[None]:
+def _blas_threads(options: StartOptions) -> Iterator[None]:
     """CPU workers' processes started inside give their BLAS an even share of the cores.
 
     distributed's default is one thread per process, which leaves cores idle when there are
@@ -437,7 +409,7 @@ def _blas_threads(chosen: Chosen | StartOptions) -> Iterator[None]:
     # distributed lets the environment win over its configuration, and writes the values it
     # used into this process's environment: without clean-up, the first call would decide
     # for all later ones.
-    count, missing = _share(chosen), _missing(chosen)
+    count, missing = _share(options), _missing(options)
     settings = {f"distributed.nanny.pre-spawn-environ.{name}": count for name in BLAS_VARIABLES}
     try:
         with dask.config.set(settings):
