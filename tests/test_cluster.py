@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import multiprocessing
 import os
@@ -13,7 +12,6 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
-from itertools import chain
 from types import ModuleType, SimpleNamespace
 
 import dask
@@ -29,7 +27,7 @@ from distributed.comm import CommClosedError
 import multimm
 import multimm.cluster as mc
 from multimm.cli.options import Workers
-from multimm.cluster import imports_ahead, options
+from multimm.cluster import options
 from multimm.cluster.inspect import devices
 from multimm.cluster.inspect.cluster_spec import listed, spec_of
 from multimm.cluster.inspect.devices import Gpu
@@ -266,8 +264,6 @@ def test_kernels_are_compiled_while_gpu_workers_start(monkeypatch, caplog, start
     monkeypatch.setattr(options, "visible_gpus", lambda: found)
     monkeypatch.setattr(start_module, "find_spec", lambda name: True)
     monkeypatch.setattr(start_module, "Compilation", lambda *asked: Compiling(seen, asked[0]))
-    monkeypatch.setattr(imports_ahead, "IN_CLIENT", ("colorsys",))
-    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
 
     def cluster(**kwargs):
         seen.append("workers")
@@ -285,49 +281,17 @@ def test_kernels_are_compiled_while_gpu_workers_start(monkeypatch, caplog, start
     assert ("compute capability 90 are still being compiled" in caplog.text) == starts
     assert "capability 100" not in caplog.text
     assert ("not compiled beforehand: no compiler" in caplog.text) == starts
-    assert "colorsys" in sys.modules
-    assert imports_ahead.THREAD not in {thread.name for thread in threading.enumerate()}
 
 
-def test_preloads_of_gpu_workers_begin_imports_and_leave_workers_alone():
-    """Those of this process, where what is to be imported may be there already."""
+def test_gpu_workers_import_what_tasks_need_before_they_take_any():
+    """Else one that is unpickled meanwhile could find half of a package."""
     preloads = start_module.on_gpus(options.check(workers=1))["preload"]
-    assert imports_ahead.PRELOAD in preloads
     with (
         dask.config.set({"distributed.worker.preload": preloads}),
         mc.start(workers=1, memory_limit=GIB) as client,
     ):
         assert client.submit(lambda: 42).result() == 42
-
-        def all_are_there():
-            modules = [name.partition(":")[0] for name in imports_ahead.IN_WORKERS]
-            lists = client.run(lambda: [name in sys.modules for name in modules])
-            return all(map(any, lists.values()))
-
-        soon(all_are_there)
-        assert all(client.run(gc.isenabled).values())
-
-
-def test_whoever_waits_for_what_is_imported_ahead_has_all_of_it(tmp_path, monkeypatch):
-    (tmp_path / "imported_slowly.py").write_text("import time\ntime.sleep(0.3)\nlast = 7\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    imports_ahead.begin(("imported_slowly",), driver=False)
-    imports_ahead.wait()
-    assert sys.modules.pop("imported_slowly").last == 7
-
-
-def test_nothing_is_imported_beside_the_tasks_of_cpu_workers(client):
-    """They have tasks at once, and one could find half of a package."""
-    threads = client.run(lambda: [thread.name for thread in threading.enumerate()])
-    assert imports_ahead.THREAD not in {*chain(*threads.values())}
-
-
-def test_what_cannot_be_imported_ahead_is_left_out(caplog):
-    caplog.set_level("INFO", imports_ahead.__name__)
-    sys.modules.pop("colorsys", None)
-    imports_ahead.begin(("no_such_module", "colorsys"), driver=True).join()
-    assert "no_such_module was not imported ahead: ModuleNotFoundError" in caplog.text
-    assert "colorsys" in sys.modules
+        assert all(client.run(lambda: "dask.array" in sys.modules).values())
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from multimm.cluster import imports_ahead, main_guard
+from multimm.cluster import main_guard
 from multimm.cluster.inspect.devices import driver_cuda, free_bytes, install_command
 from multimm.cluster.options import (
     LOOPBACK,
@@ -169,11 +169,6 @@ def start(
             meanwhile.enter_context(Compilation(capability, cores()))
             for capability in sorted({gpu.capability for gpu in options.gpus} - {0})
         ]
-        if options.gpus:
-            # A process that UCXX does not use keeps CUDA as it is: it may fork later.
-            uses_cuda = options.protocol == "ucxx"
-            ahead = imports_ahead.begin(imports_ahead.IN_CLIENT, driver=uses_cuda)
-            meanwhile.callback(ahead.join)
         return _started(options, seldom_collect_garbage, compilations)
 
 
@@ -328,9 +323,9 @@ def on_gpus(options: StartOptions) -> dict[str, Any]:
     return {
         "CUDA_VISIBLE_DEVICES": [gpu.ident for gpu in options.gpus],
         "rmm_pool_size": options.rmm_pool,
-        # What tasks need is imported while CUDA starts; and a worker that replaces a killed one
+        # What tasks need is imported before there are any; and a worker that replaces a killed one
         # waits for the memory that this one had.
-        "preload": [imports_ahead.PRELOAD, pool_memory.__name__],
+        "preload": ["multimm.graph.warmup", pool_memory.__name__],
         # Without a pool there is nothing to share, and CuPy's own pool is the faster one.
         "rmm_allocator_external_lib_list": None if options.rmm_pool is None else "cupy",
         **_common(options),

@@ -23,8 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Worker, WorkerPlugin
 
-from multimm.cluster import imports_ahead
-from multimm.cluster.imports_ahead import TASKS
 from multimm.cluster.plugins.cuda_ipc import CudaIpc
 from multimm.cluster.plugins.host_memory import HostMemory
 from multimm.cluster.plugins.peer_memory import PeerMemory
@@ -36,6 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NAME = "multimm-warm-up"
+#: What runs tasks.
+TASKS = "multimm.graph.warmup"
 #: Bytes of the block that two workers exchange; large enough to go the way that large blocks go.
 SAMPLE_BYTES = 2**22
 #: Seconds for one exchange; a peer that needs longer is busy or gone, and is met later, if at all.
@@ -75,7 +75,7 @@ class WarmUp(WorkerPlugin):
                 task.cancel()
 
     async def finished(self) -> None:
-        """Wait until peers have been met, kernels are loaded, and nothing is being imported."""
+        """Wait until peers have been met and kernels are loaded."""
         if self._running is not None:
             await asyncio.wait([self._running])
 
@@ -96,8 +96,6 @@ class WarmUp(WorkerPlugin):
             if isinstance(plugin, CudaIpc | HostMemory):
                 plugin.begin(worker)
         await compiling
-        if by_dask_cuda(worker):
-            await asyncio.to_thread(imports_ahead.wait)
         logger.info("met %d workers in %.1f s", len(self.met), time.monotonic() - started)
 
     async def _afterwards(self, worker: Worker, before: asyncio.Task[None]) -> None:
