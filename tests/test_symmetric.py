@@ -65,6 +65,7 @@ def of_blocks(function, axes):
         (lambda: multimm.matmul(X.T, X, blocks=(10, 15)), False),
         # Nothing is left out of one small block, but its operand is taken once.
         (lambda: multimm.matmul(X.T, X, blocks=30), True),
+        (lambda: multimm.matmul(X.T, X), True),
     ],
 )
 def test_one_array_transposed_on_one_side_is_a_symmetric_product(call, expected):

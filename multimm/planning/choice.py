@@ -121,7 +121,7 @@ def plan_matmul(
     asked = Asked(problem, options, plan_matmul)
     # 1. A small product is one task: moving it costs less than scheduling it.
     if not options.given and is_small(problem, cluster):
-        layout = _one_block(problem)
+        layout = _one_block(problem, cluster)
         alone = cost_time.seconds(layout, cluster, 0)["block products"]
         reason = f"it takes {duration(alone)} on one worker"
         return MatmulPlan(layout, cluster, precision, "one task", reason, asked)
@@ -225,17 +225,19 @@ def _is_little(problem: Problem, cluster: ClusterSpec) -> bool:
 @lru_cache(maxsize=128)
 def in_one_task(problem: Problem, cluster: ClusterSpec, precision: str) -> MatmulPlan:
     """All of a product of operands in host memory as one task, whose steps follow each other."""
-    layout = replace(_one_block(replace(problem, in_one=True)), pack_once=False)
+    layout = replace(_one_block(replace(problem, in_one=True), cluster), pack_once=False)
     reason = "copies to a GPU and back take less than further tasks"
     asked = Asked(problem, Options(), plan_matmul)
     return MatmulPlan(layout, cluster, precision, "one task", reason, asked)
 
 
-def _one_block(problem: Problem) -> Schedule:
+def _one_block(problem: Problem, cluster: ClusterSpec) -> Schedule:
     """All of a product as one task."""
     batch = tuple((size,) for size in problem.batch_shape)
-    # Of one array on both sides only one goes to a GPU; a C would be added by another task.
-    halves = problem.in_one and problem.symmetric and problem.c is None
+    # Of one array on both sides only one goes to a GPU, or is joined and read by a CPU; a C would
+    # be added by another task.
+    once = problem.in_one or cluster.slowest.kind == "cpu"
+    halves = once and problem.symmetric and problem.c is None
     blocks = (problem.m,), (problem.n,), (problem.k,)
     return Schedule(problem, Grid(1, 1, 1), batch, *blocks, band=1, mirrors=halves)
 
