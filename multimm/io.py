@@ -24,8 +24,9 @@ from dask.utils import format_bytes
 from multimm import files
 from multimm.errors import FileFormatError, OptionError, ShapeError
 from multimm.files import FORMATS, graph, identity, raw
-from multimm.files.output import commit, hdf5, target, zarr
+from multimm.files.output import commit, hdf5, replaceable, zarr
 from multimm.files.output.permissions import Access, access_of
+from multimm.files.output.target import Target
 from multimm.files.output.unfinished import Claim, remove
 from multimm.files.stored import HOLDS, NUMERIC_KINDS, StoredMatrix, reason
 from multimm.operands import as_array, as_dask, check_query_planning, check_waits
@@ -207,10 +208,10 @@ class Output:
         self._access: Access | None = None
         self._copied: identity.State = ()
 
-    def _find(self) -> target.Target:
+    def _find(self) -> Target:
         for _ in range(TRIES):
             with suppress(FileNotFoundError):  # it is replaced while it is looked at
-                return target.find(self._named, overwrite=self.overwrite)
+                return replaceable.find(self._named, overwrite=self.overwrite)
         raise self._unsettled()
 
     @property
@@ -399,7 +400,7 @@ class Output:
     def _unsettled(self) -> FileFormatError:
         return FileFormatError(f"{self.path}: comes and goes; choose another name")
 
-    def _meanwhile(self) -> target.Target:
+    def _meanwhile(self) -> Target:
         """What the target is by now; an error where what is written is no longer for that."""
         found, planned = self._find(), self._target
         kept = found.keeps == planned.keeps
@@ -415,7 +416,7 @@ class Output:
             )
         return found
 
-    def _exchange(self, source: Path, found: target.Target) -> None:
+    def _exchange(self, source: Path, found: Target) -> None:
         """Put `source` in the place of what is there, which goes if it may."""
         if commit.exchange(source, found.unit):
             older = source
@@ -435,16 +436,16 @@ class Output:
         raw.sync_one(found.unit.parent)
         remove(older)
 
-    def _check_older(self, found: target.Target, path: Path) -> None:
+    def _check_older(self, found: Target, path: Path) -> None:
         if not found.keeps:
-            target.check(self._named, path, found.unit)
+            replaceable.check(self._named, path, found.unit)
         elif hdf5.state(path)[:-1] != self._copied[:-1]:  # renaming sets the last time
             raise FileFormatError(
                 f"{self._named}: {self.path.name} changed just now, and was left as it is; write "
                 "again, or to another file"
             )
 
-    def _consolidate(self, found: target.Target) -> None:
+    def _consolidate(self, found: Target) -> None:
         if found.unit == found.store or not self.regular:
             return
         try:

@@ -14,17 +14,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from multimm.errors import FileFormatError
 from multimm.files import identity
 from multimm.files.hdf5_links import end_of
 from multimm.files.identity import State
 from multimm.files.output import kept
+from multimm.files.output.target import Target
 from multimm.files.stored import StoredMatrix, allocate, few, package
-
-if TYPE_CHECKING:
-    from multimm.files.output.target import Target
 
 #: Where nobody names the dataset.
 DEFAULT = "C"

@@ -10,17 +10,15 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from multimm.errors import FileFormatError
 from multimm.files.output import kept
+from multimm.files.output.target import Target
 from multimm.files.raw import sync_one
 from multimm.files.storage_chunks import box_by_box, boxes
 from multimm.files.stored import StoredMatrix, Where, few, package
 from multimm.files.zarr import METADATA, grid_place, touched
-
-if TYPE_CHECKING:
-    from multimm.files.output.target import Target
 
 #: What a group or an array has besides its chunks.
 NAMES = (*METADATA, ".zattrs", ".zmetadata")
