@@ -67,8 +67,9 @@ PART = 0.4
 #: Of an operand that is cut again, for each coalesced transfer of sub-blocks that a worker fetches;
 #: and for each sub-block that it copies. With them 14 products of 8192 to 32768 squares in chunks
 #: of 1024 to 32768 on two H200s, 36 to 415 ms, are predicted within a quarter, and those of one
-#: within a fifth.
-FETCH_S, SUB_BLOCK_S = 4e-4, 5e-5
+#: within a fifth. On CPU workers what a task lacks comes in one message: 32 chunks of 0.26 MB, half
+#: of them from another worker, took 2 to 4 ms more than two of 4.2 MB, copies included.
+FETCH_S, SUB_BLOCK_S = {"gpu": 4e-4, "cpu": 5e-5}, 5e-5
 #: A GPU worker's interpreter launches packing and product of a chunk that a task of many multiplies
 #: by itself. The GPU waits where it is faster: in tasks of 32 and 122 such chunks each took an H100
 #: 0.27 and 0.25 ms in `tf32`, where its kernels take 0.19 and 0.16.
@@ -303,10 +304,11 @@ def _cutting(layout: Schedule, cluster: ClusterSpec) -> float:
     And, on a GPU, gathers what it has made of chunks in one partial product.
     """
     workers = min(cluster.workers, layout.grid.workers)  # a lone task may run on any worker
-    rechunk, rate = layout.operands.rechunk, cluster.slowest.copy_gbps * 1e9
-    once = ceil_div(rechunk.tasks, workers) * PACK_S + ceil_div(rechunk.fetched, workers) * FETCH_S
+    rechunk, device = layout.operands.rechunk, cluster.slowest
+    rate, fetch = device.copy_gbps * 1e9, FETCH_S[device.kind]
+    once = ceil_div(rechunk.tasks, workers) * PACK_S + ceil_div(rechunk.fetched, workers) * fetch
     copied = rechunk.copied
-    if layout.in_place is not None and cluster.slowest.kind == "gpu":
+    if layout.in_place is not None and device.kind == "gpu":
         copied += layout.in_place.gathered
     moved = 2 * copied / workers  # read and written
     return once + ceil_div(rechunk.sub_blocks, workers) * SUB_BLOCK_S + moved / rate
