@@ -18,6 +18,8 @@ from multimm.files.stored import NUMERIC_KINDS, Location, StoredMatrix, Where, a
 
 #: Times that a header may be parsed while other threads parse Python; arbitrary.
 TRIES = 100
+#: Of the format. The last one is the second with names of fields in UTF-8, which no matrix has.
+VERSIONS = (1, 0), (2, 0), (3, 0)
 
 
 def inspect(place: Location) -> StoredMatrix:
@@ -47,11 +49,15 @@ def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     headers = np.lib.format
     for _ in range(TRIES):
         file.seek(0)
-        old = headers.read_magic(file) == (1, 0)
+        version = headers.read_magic(file)
+        if version not in VERSIONS:
+            known = ", ".join("{}.{}".format(*one) for one in VERSIONS)
+            raise ValueError("its version is {}.{}, not one of ".format(*version) + known)
         # Parsing fails now and then while another thread does the same (gh-106905 of CPython, in
         # 3.11 before 3.11.8).
         with suppress(SystemError):
-            read = headers.read_array_header_1_0 if old else headers.read_array_header_2_0
+            first = version == (1, 0)
+            read = headers.read_array_header_1_0 if first else headers.read_array_header_2_0
             shape, fortran, dtype = read(file)
             return shape, fortran and len(shape) > 1, dtype
     raise SystemError("other threads parse Python all the time")
