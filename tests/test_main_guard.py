@@ -9,7 +9,7 @@ import pytest
 from commands import python
 
 import multimm.cluster as mc
-from multimm.cluster.main_guard import UNGUARDED, VARIABLE
+from multimm.cluster.main_guard import DAEMONIC, UNGUARDED, VARIABLE
 from multimm.errors import ClusterError
 
 SCRIPT = """
@@ -41,6 +41,21 @@ def test_one_that_is_read_from_standard_input_cannot_have_worker_processes():
     said = run("-", input=SCRIPT)
     assert said.count("Traceback") == 1
     assert "standard input: worker processes cannot import it; save it as a file" in said
+
+
+def started():
+    try:
+        mc.start(gpus=0, workers=1)
+    except ClusterError as error:
+        return str(error)
+
+
+def test_a_daemonic_process_says_where_to_start_instead():
+    """`multiprocessing.Pool` has such processes, and so do workers under a nanny."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        said = pool.apply(started)
+    assert said == DAEMONIC
+    assert "ProcessPoolExecutor" in said
 
 
 def test_a_process_that_start_has_not_started_gets_the_error(monkeypatch, tmp_path):

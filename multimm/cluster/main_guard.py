@@ -21,6 +21,11 @@ FROM_STDIN = (
     "multimm.cluster.start() in a script that Python reads from standard input: worker processes "
     "cannot import it; save it as a file"
 )
+DAEMONIC = (
+    "multimm.cluster.start() in a daemonic process, which may start no others: those of "
+    "multiprocessing.Pool and Dask's workers are such; start the cluster in the main process, and "
+    "multimm.cluster.connect() to it here, or use concurrent.futures.ProcessPoolExecutor"
+)
 #: In the environment of processes that `start` has started: the file by which they tell it.
 VARIABLE = "MULTIMM_UNGUARDED"
 
@@ -38,7 +43,7 @@ def watched() -> Iterator[Callable[[], bool]]:
 
 
 def require() -> None:
-    """Raise `ClusterError` in a script that worker processes cannot import.
+    """Raise `ClusterError` in a script that worker processes cannot import, or where none may be.
 
     A worker process that still imports it tells the process that has started it, and ends in
     silence: that one raises the error, and a traceback of each worker would hide it. To go on would
@@ -46,7 +51,10 @@ def require() -> None:
     """
     if getattr(sys.modules["__main__"], "__file__", None) == "<stdin>":
         raise ClusterError(FROM_STDIN)
-    if not getattr(multiprocessing.current_process(), "_inheriting", False):
+    process = multiprocessing.current_process()
+    if not getattr(process, "_inheriting", False):
+        if process.daemon:
+            raise ClusterError(DAEMONIC)
         return
     with suppress(KeyError, OSError):
         Path(os.environ[VARIABLE]).touch()
