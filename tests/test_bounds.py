@@ -124,6 +124,16 @@ def test_whatever_is_asked_for_is_planned_or_refused_in_one_line(data, m, k, n, 
     assert "\n" not in said
 
 
+@pytest.mark.parametrize(
+    ("m", "k", "n"), [(0, 7, 10**9), (10**9, 7, 0), (0, 10**9, 7), (0, 0, 10**9)]
+)
+def test_what_has_no_elements_beside_a_long_side_is_planned(m, k, n):
+    """A selection that nothing has met, times many columns."""
+    assert multimm.plan(MatrixSpec((m, k)), MatrixSpec((k, n))).flops == 0
+    a, b = (da.zeros(shape, chunks=10**6) for shape in ((m, k), (k, n)))
+    assert multimm.matmul(a, b).shape == (m, n)
+
+
 def test_a_product_refuses_what_its_plan_does():
     x = da.ones((3000, 3000), chunks=1000)
     for options in ({"p_k": 2**40}, {"blocks": 1}):

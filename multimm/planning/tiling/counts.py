@@ -91,7 +91,8 @@ def most_of(problem: Problem, cluster: ClusterSpec) -> Most:
     if not in_process and (cluster.slowest.kind == "gpu" or not any(made)):
         return Most()
     a, b, batch = problem.a, problem.b, prod(map(max, problem.batch_chunks))
-    (rows, k_of_a), (k_of_b, columns) = (tuple(map(max, x.chunks[-2:])) for x in (a, b))
+    longest = [[max(1, *own) for own in x.chunks[-2:]] for x in (a, b)]
+    (rows, k_of_a), (k_of_b, columns) = longest
     c = max(LEAST_EDGE["cpu"] ** 2, rows * columns) if in_process else MOST_ELEMENTS
     stack = max(JOINED, batch * max(rows * columns, rows * k_of_a, k_of_b * columns))
     most = Most(*(min(MOST_ELEMENTS, size) for size in (c, stack)))
