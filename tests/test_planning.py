@@ -153,3 +153,11 @@ def test_every_term_of_the_seconds_is_part_of_their_sum(kind):
     terms = plan_matmul(Problem(square, square), H200X8).time_terms
     groups = time.by_phase(kind)
     assert sorted(terms) == sorted(name for group in groups for name in group)
+
+
+def test_a_cpu_takes_time_to_write_a_large_result_of_few_operations():
+    workers = ClusterSpec.homogeneous(CPU, 2, LOCAL_TCP)
+    large = plan_matmul(problem(20000, 10, 20000), workers)
+    written = large.layout.problem.result_bytes / 2 / (CPU.copy_gbps * GB)
+    operations = large.flops / (2 * CPU.gflops * GB)
+    assert large.seconds > operations + 2 * written

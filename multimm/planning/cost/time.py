@@ -85,7 +85,9 @@ SYRK, REAL = 0.57, ("float32", "float64")
 #: A CPU multiplies at the measured rate what lies in its caches. For each byte of its operands a
 #: product takes longer, as if so many were copied, read or written: 2.1 to 2.6 for a tall matrix by
 #: 16 or 64 columns, 0.6 to 1.2 for what is transposed or long, on one core of an EPYC.
-READ_BYTES = 1.6
+#: The same for each byte of C, which comes in new memory: 8000 x 100 by 100 x 8000 took two CPU
+#: workers as much longer than their operations as 3 to 3.6 of them, in float32 and in float64.
+READ_BYTES, MADE_BYTES = 1.6, 3.0
 
 #: Packed blocks are filled up to multiples of so many rows. Counted of sides up to so long.
 PACKED_ROWS, NARROW = 128, 1024
@@ -153,6 +155,7 @@ def seconds(layout: Schedule, cluster: ClusterSpec, moved: float, spilled: float
     chains = ceil_div(layout.work.count * layout.parts, cluster.workers)
     products = flops * _filled_up(layout) / (product_gflops(p, device) * 1e9)
     products += reading(each * _read(layout), device)
+    products += making(each * layout.work.most_kept * p.out_bytes, device)
     alone = (products + packing * (not layout.operands.packed)) / (chains * layout.steps)
     handing_on = SUMS_BYTES * handed_on / copying
     transfers, first = arrivals(layout, cluster, moved, alone)
@@ -317,6 +320,11 @@ def _cutting(layout: Schedule, cluster: ClusterSpec) -> float:
 def reading(nbytes: float, device: DeviceSpec) -> float:
     """Seconds in which products of a CPU read so many bytes, beside those that they compute in."""
     return READ_BYTES * nbytes / (device.copy_gbps * 1e9) if device.kind == "cpu" else 0.0
+
+
+def making(nbytes: float, device: DeviceSpec) -> float:
+    """The same of so many bytes of C, which they write."""
+    return MADE_BYTES * nbytes / (device.copy_gbps * 1e9) if device.kind == "cpu" else 0.0
 
 
 def _read(layout: Schedule) -> float:
