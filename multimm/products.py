@@ -79,6 +79,7 @@ class Located(NamedTuple):
 
     spec: MatrixSpec
     awaited: bool  #: its blocks are still to be made, though it may be known where
+    made_in_place: bool  #: the latter
 
 
 class Product(NamedTuple):
@@ -243,7 +244,8 @@ class Product(NamedTuple):
     def _problem(
         self, cluster: ClusterSpec, holders: Holders, *, hosted: bool, **units: Any
     ) -> Problem:
-        (a, lazy_a), (b, lazy_b) = (self._located(x, cluster, holders) for x in (self.a, self.b))
+        found = [self._located(x, cluster, holders) for x in (self.a, self.b)]
+        a, b = (x.spec for x in found)
         given = {"a": self.a, "b": self.b, "c": self.c}
         uploaded = [role for role, x in given.items() if hosted and x is not None and not _made(x)]
         return Problem(
@@ -256,8 +258,8 @@ class Product(NamedTuple):
             **units,
             symmetric=self.gram,
             same=self._same,
-            awaited=lazy_a or lazy_b,
-            made_in_place=(lazy_a and bool(a.owners), lazy_b and bool(b.owners)),
+            awaited=any(x.awaited for x in found),
+            made_in_place=(found[0].made_in_place, found[1].made_in_place),
             held=(cluster.alone and _held(self.a), cluster.alone and _held(self.b)),
             uploaded=tuple(uploaded),
             downloaded=hosted,
@@ -267,9 +269,10 @@ class Product(NamedTuple):
     def _located(self, x: Given, cluster: ClusterSpec, holders: Holders) -> Located:
         """An operand, and where its blocks lie or will be made."""
         if isinstance(x, MatrixSpec):
-            return Located(x, awaited=False)
+            return Located(x, awaited=False, made_in_place=False)
         if not is_dask(x):
-            return Located(MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize), awaited=False)
+            spec = MatrixSpec(x.shape, str(x.dtype), x.dtype.itemsize)
+            return Located(spec, awaited=False, made_in_place=False)
         awaited = False
         # Of a product that is still lazy. Without workers it lies nowhere: it is made, as others.
         addresses = () if bounds_blocks(cluster) else owners_of(x, cluster.workers)
@@ -284,7 +287,8 @@ class Product(NamedTuple):
             owners = cluster.ranks(makers_of(x, beside, cluster.workers))
         dtype, stored = x.dtype, storage_of(x)
         spec = MatrixSpec(x.shape, str(dtype), dtype.itemsize, x.chunks, owners, storage=stored)
-        return Located(spec, awaited)
+        product = bool(addresses) and not cluster.on_gpus  # no chunk of which lies anywhere yet
+        return Located(spec, awaited, bool(owners) and (awaited or product))
 
 
 def options(blocks: int | tuple[int, int] | None, slabs: int | None, p_k: int | None) -> Options:

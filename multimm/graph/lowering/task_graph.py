@@ -75,10 +75,8 @@ class Builder:
                 tuple(chain(*(getattr(x, name) for x in chain(*arguments))))
                 for name in ("inputs", "sizes")
             )
-            when = layout.row_panel(row), layout.step(first, self.keys.cluster.workers)
-            place = self.keys.place(
-                layout.worker(row, j, part), (*when, Kind.MULTIPLY, row, j), inputs
-            )
+            order = self._order(row, j, layout.step(first, self.keys.cluster.workers))
+            place = self.keys.place(layout.worker(row, j, part), order, inputs)
             complete = diagonal and key == self.keys.sum(batch, i, j)
             more: dict[str, Any] = {"complete": True} if complete else {}
             if layout.mirrors:
@@ -121,8 +119,7 @@ class Builder:
                 func = add_diagonal if layout.mirrors and i == j else add
             owner = layout.worker(row, j, merge.owner)
             begins = layout.begins(last[left], self.keys.cluster.workers)
-            order = (layout.row_panel(row), begins + layout.steps, Kind.MULTIPLY, row, j)
-            place = self.keys.place(owner, order)
+            place = self.keys.place(owner, self._order(row, j, begins + layout.steps))
             label = self._label(Kind.ADD, batch, i, j, parts=(left, last[left]))
             parts = [TaskRef(sums[part]) for part in merge.addends]
             self._add(key, func, parts, label, place, (*batch, i, j))
@@ -136,8 +133,10 @@ class Builder:
         layout = self.keys.layout
         row = layout.row(layout.flat(batch), i)
         begins = layout.begins(layout.parts - 1, self.keys.cluster.workers)
-        order = (layout.row_panel(row), begins + layout.steps + 1, Kind.MULTIPLY, row, j)
-        place = self.keys.place(layout.owner(row, j), order)
+        step = begins + layout.steps + 1
+        if not self.keys.cluster.on_gpus:  # right behind what it mirrors
+            step -= 1 + (layout.parts == 1)
+        place = self.keys.place(layout.owner(row, j), self._order(row, j, step))
         source, name = TaskRef(self.keys.sum(batch, i, j)), self.keys.name("matmul")
         if self.c is not None:
             for turned, at in ((False, (*batch, i, j)), (True, (*batch, j, i))):
@@ -149,6 +148,20 @@ class Builder:
             label = self._label(Kind.FINISH, batch, j, i)
             turn = adjoint if self.step.hermitian else transpose
             self.made[key] = BlockTask(key, turn, source, label=label, place=place)
+
+    def _order(self, row: int, j: int, step: int) -> Index:
+        """When a task of a block of C is due: in each row panel k-tile by k-tile, row by row.
+
+        A triangle on CPUs goes column by column: with its mirror images these are rows of C, and
+        what uses a row need not wait for all of C. On GPUs transfers hide better behind its rows,
+        which take one block of the operand after another.
+        """
+        layout = self.keys.layout
+        panel, at = layout.row_panel(row), (row, j)
+        if layout.mirrors and not self.keys.cluster.on_gpus:
+            i = row % len(layout.m_blocks)
+            at = (row - i + j, i)
+        return (panel, step, Kind.MULTIPLY, *at)
 
     def _label(self, kind: Kind, batch: Index, i: int, j: int, **more: Any) -> Label:
         """What a task does for a block of C."""
