@@ -362,6 +362,22 @@ def test_lazy_chunks_on_workers_hold_no_more_than_dasks(kind):
     assert any(peak_of(ours) < most for _ in range(RUNS))
 
 
+@pytest.mark.alone
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.filterwarnings("ignore:Increasing number of chunks")  # by Dask's product
+@pytest.mark.parametrize("other", [False, True], ids=["exp(-(X X')^2) w", "exp(-(X Y')^2) w"])
+def test_workers_hold_no_whole_kernel_matrix(other):
+    """Its chunks are let go of once they are multiplied by few columns."""
+    x = da.random.default_rng(1).random((3200, 40), chunks=200)
+    y = da.random.default_rng(2).random((3200, 40), chunks=200) if other else x
+    w = np.random.default_rng(3).random((3200, 4))
+    kernel = da.exp(-(multimm.matmul(x, y.T, blocks=200) ** 2))
+    product = multimm.matmul(kernel, w)
+    expected = da.exp(-((x @ y.T) ** 2)).compute() @ w
+    np.testing.assert_allclose(product.compute(), expected)
+    assert any(peak_of(product) < 0.95 * kernel.nbytes for _ in range(RUNS))
+
+
 def test_blocks_for_consumers_cut_no_short_k():
     """Of 10,000 chunks of A blocks of C in 10 columns are made, and k is not cut for them."""
     a, b = da.ones((10**6, 100), chunks=(100, 100)), da.ones((100, 10), chunks=(100, 10))
