@@ -95,6 +95,7 @@ def at_least(problem: Problem, cluster: ClusterSpec) -> float:
     products = flops / (cluster.workers * _rate(problem, cluster))
     operands = problem.a.nbytes + (0 if problem.symmetric else problem.b.nbytes)
     products += time.reading(operands / cluster.workers, cluster.slowest)
+    products += time.making(problem.result_bytes / cluster.workers, cluster.slowest)
     return time.starting(problem, cluster, cluster.workers) + max(sent, products)
 
 
