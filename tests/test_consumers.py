@@ -365,7 +365,13 @@ def test_lazy_chunks_on_workers_hold_no_more_than_dasks(kind):
 @pytest.mark.alone
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.filterwarnings("ignore:Increasing number of chunks")  # by Dask's product
-@pytest.mark.parametrize("other", [False, True], ids=["exp(-(X X')^2) w", "exp(-(X Y')^2) w"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(False, id="exp(-(X X')^2) w"),
+        pytest.param(True, id="exp(-(X Y')^2) w", marks=pytest.mark.slow),
+    ],
+)
 def test_workers_hold_no_whole_kernel_matrix(other):
     """Its chunks are let go of once they are multiplied by few columns."""
     x = da.random.default_rng(1).random((3200, 40), chunks=200)
