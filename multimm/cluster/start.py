@@ -320,12 +320,14 @@ def _gpu_cluster(options: StartOptions) -> Any:
 
 def on_gpus(options: StartOptions) -> dict[str, Any]:
     """What dask-cuda's cluster is given: GPU workers as `start` sets them up."""
+    from multimm.cluster.plugins.warmup import TASKS
+
     return {
         "CUDA_VISIBLE_DEVICES": [gpu.ident for gpu in options.gpus],
         "rmm_pool_size": options.rmm_pool,
         # What tasks need is imported before there are any; and a worker that replaces a killed one
         # waits for the memory that this one had.
-        "preload": ["multimm.graph.warmup", pool_memory.__name__],
+        "preload": [TASKS, pool_memory.__name__],
         # Without a pool there is nothing to share, and CuPy's own pool is the faster one.
         "rmm_allocator_external_lib_list": None if options.rmm_pool is None else "cupy",
         **_common(options),
