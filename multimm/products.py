@@ -79,7 +79,7 @@ class Located(NamedTuple):
 
     spec: MatrixSpec
     awaited: bool  #: its blocks are still to be made, though it may be known where
-    made_in_place: bool  #: the latter
+    made_in_place: bool  #: they are still to be made, by workers that are known
 
 
 class Product(NamedTuple):
