@@ -127,10 +127,9 @@ def in_one_pool(sender, monkeypatch):
     cupy.cuda.Stream = SimpleNamespace(null=None)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     stream = nullcontext()
-    stream.done = True
-    monkeypatch.setattr(cuda_ipc, "_copies", lambda: (stream, None))
-    monkeypatch.setattr(cuda_ipc, "kept", nullcontext)
-    monkeypatch.setattr(cuda_ipc, "follow", lambda *_: None)
+    stream.done, stream.wait_event = True, lambda event: None
+    event = SimpleNamespace(record=lambda stream: None)
+    monkeypatch.setattr(cuda_ipc, "_copies", lambda: (stream, event))
     monkeypatch.setattr(cuda_ipc, "copy", ctypes.memmove)
 
     def make(values):

@@ -9,7 +9,6 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from multimm.gpu.runtime import driver_launch
 from multimm.graph import streams
 
 HOST_CHUNK = 256
@@ -59,22 +58,11 @@ class Stream:
 
 
 class Event:
-    """Its address is itself."""
-
     def __init__(self, **_):
-        self.recorded, self.ptr = None, self
+        self.recorded = None
 
     def record(self, stream):
         self.recorded = stream.name
-
-
-def record(event, address):
-    event.record(NULL if address == NULL.ptr else Stream(non_blocking=True))
-
-
-def wait(address, event, flags):
-    assert address != NULL.ptr
-    Stream(non_blocking=True).wait_event(event)
 
 
 class Local(threading.local):
@@ -121,8 +109,6 @@ def pool(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(streams, "_local", threading.local())
     streams._begin()
-    driver = SimpleNamespace(cuEventRecord=record, cuStreamWaitEvent=wait)
-    monkeypatch.setattr(driver_launch, "_driver", lambda: driver)
     return _pool
 
 

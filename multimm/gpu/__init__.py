@@ -13,7 +13,7 @@ configuration   how does it cut its work? -> values     `simt.configs`, `simt.lo
                                                         `simt.thin`, `emulated.configs`
 preparation     which grids and arguments? -> `Run`     `simt.gemm`, `simt.thin`, `simt.split_k`,
                                                         `emulated.gemm`, `emulated.multiply`
-launch          from addresses into the stream          `runtime.launch`, `runtime.driver_launch`
+launch          from addresses into the stream          `runtime.launch`
 =============== ======================================= ===========================================
 
 `product.gemm` is that line of calls. A `Run` takes addresses alone, so that `launch_cache` keeps it

@@ -48,8 +48,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
-from multimm.gpu.runtime.driver_launch import follow, kept
-
 _local = threading.local()  # streams: device -> stream and event
 _turns: defaultdict[int, threading.Lock]  # of devices
 _launched: dict[int, Any]  # device -> event behind what was launched `in_order`
@@ -114,7 +112,7 @@ def own_stream(device: int) -> Iterator[None]:
             yield
             return
         task = _Task(device)
-        with cupy.cuda.using_allocator(task.allocate), task.stream, kept():
+        with cupy.cuda.using_allocator(task.allocate), task.stream:
             task.follow_stream_0()
             try:
                 yield
@@ -182,7 +180,8 @@ class _Task:
 
     def follow_stream_0(self) -> None:
         """Whatever is launched next comes after all that is on stream 0."""
-        follow(self.stream, self._zero, self._event)
+        self._event.record(self._zero)
+        self.stream.wait_event(self._event)
 
     def _reclaim(self) -> None:
         self.stream.synchronize()

@@ -38,7 +38,7 @@ from multimm.cluster.plugins.peer_memory import Pool, is_here, own_pool, when_en
 from multimm.cluster.plugins.transport import raise_limits, wait_for_stream_0
 from multimm.gpu.arrays import by_dask_cuda, is_cupy
 from multimm.gpu.emulated.packed import PackedBlock
-from multimm.gpu.runtime.driver_launch import copy, follow, kept
+from multimm.gpu.runtime.workspace import copy
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -197,8 +197,9 @@ def read(header: Mapping[str, Any], frames: Sequence[Any]) -> Any:
             theirs = [_at(address, size, *place) for place in header["places"]]
             ours = [cupy.empty_like(x) for x in theirs]
             stream, event = _copies()
-            with stream, kept():
-                follow(stream, cupy.cuda.Stream.null, event)
+            event.record(cupy.cuda.Stream.null)
+            stream.wait_event(event)
+            with stream:
                 for mine, x in zip(ours, theirs, strict=True):
                     if mine.strides != x.strides:
                         cupy.copyto(mine, x)

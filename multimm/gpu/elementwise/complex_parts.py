@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from multimm.gpu.problem import describe
-from multimm.gpu.runtime.driver_launch import Kernel
 from multimm.gpu.runtime.launch import kernel_for
 from multimm.gpu.strides import Stack
 
@@ -124,11 +123,11 @@ def mirror(re: Array, s: Array, d: Array, *, sign: float, alpha: float, partial:
         kernel((blocks, 1, 1), (THREADS, 1, 1), arguments)
 
 
-def _kernel(x: Array, entry: str) -> Kernel:
+def _kernel(x: Array, entry: str) -> Any:
     return kernel_for(x.device.id, "complex_parts.cu", entry, DEFINES)
 
 
-def _launch(kernel: Kernel, elements: int, arguments: tuple[Any, ...]) -> None:
+def _launch(kernel: Any, elements: int, arguments: tuple[Any, ...]) -> None:
     if elements:
         kernel((-(-elements // SPAN), 1, 1), (THREADS, 1, 1), arguments)
 

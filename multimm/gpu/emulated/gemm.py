@@ -29,10 +29,9 @@ from multimm.gpu.emulated.pack import COUNTED, Source
 from multimm.gpu.emulated.packed import why_refused
 from multimm.gpu.kernel_selection import FFMA, Choice, note
 from multimm.gpu.problem import Problem
-from multimm.gpu.runtime.driver_launch import capturing, copy, fill
 from multimm.gpu.runtime.launch import device_of
 from multimm.gpu.runtime.launch_cache import Run
-from multimm.gpu.runtime.workspace import workspace
+from multimm.gpu.runtime.workspace import capturing, copy, fill, workspace
 from multimm.gpu.simt import gemm
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from multimm.gpu.arch import RESERVED_BYTES, RESIDUAL_CAP, ArchLimits
 from multimm.gpu.emulated.configs import PANEL, PARTS, SLAB, SPLIT_K, tiles_for
 from multimm.gpu.emulated.packed import PackedBlock, register_with_dask
 from multimm.gpu.problem import check_matrix, operand, walkable
-from multimm.gpu.runtime.driver_launch import fill
 from multimm.gpu.runtime.launch import device_of, kernel_for
+from multimm.gpu.runtime.workspace import fill
 from multimm.gpu.strides import Stack
 from multimm.shapes import Shape
 

@@ -31,8 +31,8 @@ from multimm.gpu.residues.launch import (
     rows_of,
 )
 from multimm.gpu.residues.moduli import fewest, norm_limit
-from multimm.gpu.runtime.driver_launch import capturing
 from multimm.gpu.runtime.launch import device_of
+from multimm.gpu.runtime.workspace import capturing
 from multimm.gpu.subproducts import along_k, of_a_stack
 
 logger = logging.getLogger(__name__)

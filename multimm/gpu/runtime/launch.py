@@ -20,7 +20,6 @@ import numpy as np
 
 from multimm.errors import KernelError
 from multimm.gpu.arch import STATIC_SHARED_BYTES, Device, limits_for
-from multimm.gpu.runtime.driver_launch import Kernel
 from multimm.gpu.runtime.jit import LINE_INFO, compiled_file, target_for
 from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.strides import Axis, Stack, batch_strides, collapse
@@ -62,7 +61,7 @@ def kernel_for(
     *,
     shared_bytes: int = 0,
     specific: bool = False,
-) -> Kernel:
+) -> Any:
     """Return a kernel, loaded on a device.
 
     Parameters
@@ -81,7 +80,7 @@ def kernel_for(
 
     Returns
     -------
-    Kernel
+    cupy.RawKernel
         Thread-safe to launch while `device` is current.
 
     Raises
@@ -98,7 +97,7 @@ def kernel_for(
         kernel = _loaded(kernel_text(file, dict(defines)), entry, file, capability, specific)
         if shared_bytes > STATIC_SHARED_BYTES:  # up to that, no permission is needed
             kernel.max_dynamic_shared_size_bytes = shared_bytes
-    return Kernel(kernel)
+    return kernel
 
 
 def _loaded(text: str, entry: str, file: str, capability: int, specific: bool) -> Any:
@@ -194,7 +193,7 @@ def prepare(
 
     Parameters
     ----------
-    kernel : Kernel
+    kernel : cupy.RawKernel
     tiles, threads : int
         Thread blocks per matrix, and threads in each.
     head : sequence of int or float

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from multimm.errors import KernelError
-from multimm.gpu.runtime.driver_launch import capturing
 from multimm.shapes import Shape
 
 Array = Any
 Take = Callable[[Shape], Array]  #: makes an array: see `workspaces`
+
+_ON_DEVICE = 3  # cudaMemcpyDeviceToDevice
 
 
 def workspace(shape: Shape, device: int) -> tuple[Array, Callable[[], None]]:
@@ -66,6 +67,29 @@ def workspaces(device: int) -> Iterator[Take]:
 
 def nothing() -> None:
     """In the place of what gives memory back, where none was taken."""
+
+
+def fill(address: int, byte: int, size: int) -> None:
+    """Set so many bytes of device memory, in the order of the current stream."""
+    import cupy
+
+    cupy.cuda.runtime.memsetAsync(address, byte, size, cupy.cuda.get_current_stream().ptr)
+
+
+def copy(to: int, source: int, size: int) -> None:
+    """Copy so many bytes within a device's memory, in the order of the current stream."""
+    import cupy
+
+    stream = cupy.cuda.get_current_stream().ptr
+    cupy.cuda.runtime.memcpyAsync(to, source, size, _ON_DEVICE, stream)
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is captured from the current stream."""
+    import cupy
+
+    captured: bool = cupy.cuda.runtime.streamIsCapturing(cupy.cuda.get_current_stream().ptr)
+    return captured
 
 
 def not_captured(what: str, instead: str) -> None:
