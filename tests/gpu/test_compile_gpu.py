@@ -77,7 +77,7 @@ def test_subnormals_survive():
 
 def test_a_second_process_loads_the_file_and_compiles_nothing(directory, monkeypatch):
     first = runtime_launch.kernel_for(device(), "scale.cu", "scale", ())
-    assert first.raw.attributes["num_regs"] > 0
+    assert first.attributes["num_regs"] > 0
     runtime_launch.kernel_for.cache_clear()
     monkeypatch.setattr(compiling, "compile_text", None)
     runtime_launch.kernel_for(device(), "scale.cu", "scale", ())
