@@ -71,7 +71,8 @@ def _knows_transposes(block: Block, step: Step) -> bool:
     61 in sub-blocks and mirrored here.
     """
     exact = step.dtype_a is not None and step.dtype_a == step.accumulate
-    return not is_cupy(block) and exact and step.accumulate in REAL
+    on_gpu = is_cupy(block) or is_packed(block)
+    return not on_gpu and exact and step.accumulate in REAL
 
 
 def _in_sub_blocks(a: Block, partial: Block, step: Step) -> Block:
