@@ -106,7 +106,7 @@ def inside(name: str, args: Args, kwargs: Kwargs) -> tuple[str, Args, Kwargs] | 
 def operands_of(args: Sequence[Any]) -> tuple[str, ...]:
     """The arrays among arguments, also of a list of them, for the report."""
     flat = [y for x in args for y in (x if isinstance(x, list | tuple) else [x])]
-    return tuple(described(x) for x in flat if hasattr(x, "shape"))
+    return tuple(described(x) for x in flat if isinstance(getattr(x, "shape", None), tuple))
 
 
 def _two(name: str, args: Args, kwargs: Kwargs, *options: str) -> list[Array]:

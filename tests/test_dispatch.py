@@ -360,6 +360,17 @@ def test_the_rest_is_left_to_dask(x, name, caplog):
     np.testing.assert_array_equal(np.asarray(result.compute()), np.asarray(expected))
 
 
+@pytest.mark.parametrize("product", [np.inner, lambda *both: np.linalg.multi_dot(both)])
+@pytest.mark.filterwarnings("ignore:.*not implemented by Dask:FutureWarning")
+def test_a_delayed_value_is_left_to_numpy(x, product):
+    """Its attributes are delayed, too: nobody can tell its shape for the report."""
+    square = x[:4].compute()
+    with multimm.accelerate() as report:
+        result = product(x, dask.delayed(square))
+    assert "lazy but no Dask array" in report.left[0].note
+    np.testing.assert_array_equal(result, product(x.compute(), square))
+
+
 @pytest.mark.parametrize(
     "product",
     [
