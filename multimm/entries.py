@@ -164,7 +164,7 @@ def _linalg_matmul(name: str, args: Args, kwargs: Kwargs) -> Product:
 
 def _linalg_tensordot(name: str, args: Args, kwargs: Kwargs) -> Product:
     a, b = _two(name, args, kwargs, "axes")
-    return _steps(tensordot_steps(a, b, kwargs.get("axes", 2), own_chunks), dask_has_none=True)
+    return _steps(tensordot_steps(a, b, kwargs.get("axes", 2), own_chunks))
 
 
 def _inner(name: str, args: Args, kwargs: Kwargs) -> Product:
