@@ -35,6 +35,7 @@ from multimm.contractions.functions import (
     vecdot_steps,
 )
 from multimm.contractions.steps import Contraction
+from multimm.errors import ShapeError
 from multimm.gpu.dtypes import common_dtype
 from multimm.operands import Array, as_array, is_dask
 from multimm.settings import auto
@@ -105,7 +106,7 @@ def inside(name: str, args: Args, kwargs: Kwargs) -> tuple[str, Args, Kwargs] | 
 def operands_of(args: Sequence[Any]) -> tuple[str, ...]:
     """The arrays among arguments, also of a list of them, for the report."""
     flat = [y for x in args for y in (x if isinstance(x, list | tuple) else [x])]
-    return tuple(described(x) for x in flat if hasattr(x, "shape"))
+    return tuple(described(x) for x in flat if isinstance(getattr(x, "shape", None), tuple))
 
 
 def _two(name: str, args: Args, kwargs: Kwargs, *options: str) -> list[Array]:
@@ -157,6 +158,15 @@ def _einsum(name: str, args: Args, kwargs: Kwargs) -> Product:
     return _steps(found if dtype is not None else _as_dask_sums(found))
 
 
+def _linalg_matmul(name: str, args: Args, kwargs: Kwargs) -> Product:
+    return Product(partial(matmul, *_two(name, args, kwargs), chunks="operands"), "1 x product")
+
+
+def _linalg_tensordot(name: str, args: Args, kwargs: Kwargs) -> Product:
+    a, b = _two(name, args, kwargs, "axes")
+    return _steps(tensordot_steps(a, b, kwargs.get("axes", 2), own_chunks))
+
+
 def _inner(name: str, args: Args, kwargs: Kwargs) -> Product:
     _two(name, args, kwargs)
     return _steps(inner_steps(*args), dask_has_none=True)
@@ -168,14 +178,30 @@ def _vecdot(name: str, args: Args, kwargs: Kwargs) -> Product:
 
 
 def _matvec(name: str, args: Args, kwargs: Kwargs) -> Product:
-    arrays = _two(name, args, kwargs)
-    return _steps(einsum_steps(["...mn,...n->...m", *arrays]), dask_has_none=True)
+    return _letters(name, "...mn,...n->...m", _two(name, args, kwargs))
 
 
 def _vecmat(name: str, args: Args, kwargs: Kwargs) -> Product:
     vector, matrix = _two(name, args, kwargs)
     vector = vector.conj() if vector.dtype.kind == "c" else vector
-    return _steps(einsum_steps(["...n,...nm->...m", vector, matrix]), dask_has_none=True)
+    return _letters(name, "...n,...nm->...m", [vector, matrix])
+
+
+def _letters(name: str, subscripts: str, arrays: Sequence[Array], **how: Any) -> Product:
+    """What einsum makes of operands, of which axes with a letter are not broadcast, as in NumPy."""
+    found = einsum_steps([subscripts, *arrays], **how)
+    sizes: dict[str, int] = {}
+    pairs = [
+        pair for term in found.terms for pair in zip(term.labels, term.array.shape, strict=True)
+    ]
+    for label, size in pairs:
+        if not label.startswith("...") and sizes.setdefault(label, size) != size:
+            shapes = ", ".join(str(x.shape) for x in arrays)
+            raise ShapeError(
+                f"{name} of shapes {shapes}: an axis of length {sizes[label]} meets one of "
+                f"{size}; axes that are summed over must be of one length"
+            )
+    return _steps(found, dask_has_none=True)
 
 
 def _multi_dot(name: str, args: Args, kwargs: Kwargs) -> Product:
@@ -192,7 +218,7 @@ def _multi_dot(name: str, args: Args, kwargs: Kwargs) -> Product:
     terms = [ascii_letters[n : n + 2] for n in range(count)]
     terms[0], terms[-1] = terms[0][2 - ends[0] :], terms[-1][: ends[1]]
     out = terms[0][: ends[0] - 1] + terms[-1][2 - 1 :]
-    return _steps(einsum_steps([f"{','.join(terms)}->{out}", *args[0]], rule=einsum_chunks))
+    return _letters(name, f"{','.join(terms)}->{out}", arrays, rule=einsum_chunks)
 
 
 def _is_cut_along_k(x: Array, axis: int) -> bool:
@@ -246,6 +272,8 @@ _MADE: Mapping[str, Callable[[str, Args, Kwargs], Product]] = {
     "dot": _matrices,
     "tensordot": _tensordot,
     "einsum": _einsum,
+    "linalg.matmul": _linalg_matmul,
+    "linalg.tensordot": _linalg_tensordot,
     "inner": _inner,
     "vecdot": _vecdot,
     "matvec": _matvec,
@@ -258,7 +286,7 @@ _UFUNCS = {getattr(np, name): name for name in ("vecdot", "matvec", "vecmat") if
 _OF_NUMPY: Mapping[Any, str] = {
     np.inner: "inner",
     np.linalg.multi_dot: "multi_dot",
-    np.linalg.matmul: "matmul",
-    np.linalg.tensordot: "tensordot",
+    np.linalg.matmul: "linalg.matmul",
+    np.linalg.tensordot: "linalg.tensordot",
     np.linalg.vecdot: "vecdot",
 }

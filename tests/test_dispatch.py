@@ -14,6 +14,7 @@ from accelerating import ours
 from dask.blockwise import Blockwise
 
 import multimm
+from multimm.errors import ShapeError
 from multimm.graph.block_dots import dot
 
 
@@ -166,6 +167,39 @@ def test_matrices_and_vectors_of_a_stack(shapes, dtype):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one.compute(), other)
     assert [call.function for call in report.taken] == ["matvec", "vecmat", "matvec"]
+
+
+@pytest.mark.skipif(not hasattr(np, "vecmat"), reason="NumPy has it from 2.2 on")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda one, x: np.matvec(one, x),
+        lambda one, x: np.matvec(x, one[0]),
+        lambda one, x: np.vecmat(one[0], x),
+        lambda one, x: np.vecmat(x, one),
+        lambda one, x: np.linalg.multi_dot([one, x]),
+        lambda one, x: np.linalg.multi_dot([x, x.T, one, x]),
+    ],
+)
+def test_an_axis_of_length_1_is_not_broadcast_where_numpy_refuses_it(x, call):
+    """einsum has it broadcast, which the rest is made with."""
+    one = da.ones((1, 1))
+    with pytest.raises(ValueError, match=r"mismatch|not aligned"):
+        call(np.ones((1, 1)), x.compute())
+    with multimm.accelerate(), pytest.raises(ShapeError, match="of one length"):
+        call(one, x)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint32", "bool", "float32"])
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_dask_has_none_of_has_numpys_dtype(name, dtype):
+    x = np.random.default_rng(0).integers(0, 2, (5, 4)).astype(dtype)
+    y = da.from_array(x, chunks=2)
+    expected = COMPUTED[name](x, x.T)
+    with multimm.accelerate(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of narrow sums, and NumPy's of what it computes
+        found = COMPUTED[name](y, y.T)
+    np.testing.assert_array_equal(np.asarray(found), expected, strict=True)
 
 
 def test_a_chain_that_numpy_refuses_is_left_to_it(x):
@@ -324,6 +358,17 @@ def test_the_rest_is_left_to_dask(x, name, caplog):
     assert not ours(result)
     assert "left to Dask" in caplog.text
     np.testing.assert_array_equal(np.asarray(result.compute()), np.asarray(expected))
+
+
+@pytest.mark.parametrize("product", [np.inner, lambda *both: np.linalg.multi_dot(both)])
+@pytest.mark.filterwarnings("ignore:.*not implemented by Dask:FutureWarning")
+def test_a_delayed_value_is_left_to_numpy(x, product):
+    """Its attributes are delayed, too: nobody can tell its shape for the report."""
+    square = x[:4].compute()
+    with multimm.accelerate() as report:
+        result = product(x, dask.delayed(square))
+    assert "lazy but no Dask array" in report.left[0].note
+    np.testing.assert_array_equal(result, product(x.compute(), square))
 
 
 @pytest.mark.parametrize(

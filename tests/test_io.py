@@ -224,6 +224,15 @@ def test_a_dataset_is_named_by_option_or_path(tmp_path, suffix):
     assert io.open_array(f"{path}:/A", dataset="A").shape == (4, 5)
 
 
+@pytest.mark.parametrize("name", ["m.h5", "m.npy", "m.nc", "g/m.hdf5", "m.zarr"])
+def test_an_array_of_a_store_may_be_called_as_a_file(tmp_path, name):
+    """A folder is neither HDF5 nor .npy: who copies files into a store may keep their names."""
+    expected = numbers(5, 4)
+    zarr.create_group(tmp_path / "x.zarr").create_array(name, data=expected)
+    for path in (f"x.zarr/{name}", f"x.zarr:/{name}"):
+        np.testing.assert_array_equal(io.open_array(tmp_path / path), expected)
+
+
 @pytest.mark.parametrize("suffix", ["nc", "nc4", "NC"])
 def test_netcdf_that_is_hdf5_is_read_and_never_written(tmp_path, suffix):
     path = several(tmp_path / f"m.{suffix}")

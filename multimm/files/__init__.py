@@ -179,7 +179,7 @@ def _whole(text: str) -> bool:
     if remote.is_remote(text):
         return not re.fullmatch(_NAMED.format(":"), text, re.IGNORECASE)
     if os.path.lexists(text):
-        return True
+        return FORMATS[suffix_of(text)].regular or not os.path.isdir(text)
     inside = re.fullmatch(_NAMED.format(":"), text, re.IGNORECASE)
     return inside is None and os.path.isdir(os.path.dirname(text) or os.curdir)
 
