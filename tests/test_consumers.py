@@ -9,7 +9,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from clusters import in_threads
-from distributed import Client
+from distributed import Client, get_client
 from distributed.diagnostics.plugin import SchedulerPlugin
 from peaks import peak_and_value, peak_of
 
@@ -106,6 +106,23 @@ def test_what_uses_a_block_comes_right_behind_it(started):
             between = [b for b in blocks if priority[block] < priority[b] < priority[key]]
             assert priority[key] >= priority[block]
             assert not between
+
+
+def test_priorities_that_the_user_sets_stay_with_their_tasks(started):
+    (x, a), (y, b) = integers(8), integers(9)
+    with dask.annotate(priority=2):
+        a = a.map_blocks(np.negative)
+    product = multimm.matmul(a, b, blocks=BLOCK, slabs=BLOCK)
+    with dask.annotate(priority=-5):
+        late = product.map_blocks(np.positive)
+    client = get_client()
+    futures = client.compute([late, product.map_blocks(np.negative)], optimize_graph=False)
+    for got, right in zip(client.gather(futures), (-x @ y, x @ y), strict=True):
+        np.testing.assert_array_equal(got, right)
+    wanted = {a.name: -2, late.name: 5}  # smaller first
+    assert wanted.keys() <= {key[0] for key in started.priority}
+    for key, (first, *_) in started.priority.items():
+        assert first == wanted.get(key[0], 0), key
 
 
 def test_small_products_of_many_lazy_chunks_make_them_where_they_multiply(cluster):

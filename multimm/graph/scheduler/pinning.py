@@ -161,11 +161,10 @@ def _reorder(order: Order) -> None:
     """Assign the tasks' own priorities again, in the product's order.
 
     The numbers stay among those that `dask.order` gave these tasks, so that they compare
-    with everything else on the scheduler as before.
+    with everything else on the scheduler as before. The first one in each is what the user set.
     """
     # Others may sit in a sorted queue.
-    fresh = [ts for ts in order if ts.state == "released" and ts.priority is not None]
-    numbers: list[Any] = sorted(cast("Any", ts.priority) for ts in fresh)
-    sooner = sorted(fresh, key=lambda ts: (order[ts], cast("Any", ts.priority)))
-    for ts, number in zip(sooner, numbers, strict=True):
+    fresh = {ts: cast("Any", ts.priority) for ts in order if ts.state == "released" and ts.priority}
+    sooner = sorted(fresh, key=lambda ts: (fresh[ts][0], order[ts], fresh[ts]))
+    for ts, number in zip(sooner, sorted(fresh.values()), strict=True):
         ts.priority = number
