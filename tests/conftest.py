@@ -18,6 +18,10 @@ from kept import arrays_behind
 from multimm.cluster.inspect.devices import visible_gpus
 from multimm.gpu.runtime import launch_cache
 
+#: Of what Dask imports where it finds it, which takes half of its start: what workers and commands
+#: that tests start do not find. Tests themselves do.
+WITHOUT = Path(__file__).parent / "without"
+
 #: Deadlines are off: the first example pays for imports and compilation.
 settings.register_profile(
     "dev", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -41,6 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # where one reads the line of a frame that another thread runs.
     os.environ["DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED"] = "False"
     dask.config.refresh()
+    if not getattr(config.option, "numprocesses", None):  # processes of pytest-xdist have all
+        paths = [str(WITHOUT), os.environ.get("PYTHONPATH")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,0 +1,3 @@
+"""In the place of sparse, in processes that tests start: see `conftest.WITHOUT`."""
+
+raise ImportError("left out")
