@@ -334,7 +334,11 @@ def tensordot_steps(a: Any, b: Any, axes: Any = 2, rule: Rule = limited_chunks) 
 def inner_steps(a: Any, b: Any) -> Contraction:
     """What `inner` does, before it does it."""
     a, b = of_one_kind([a, b])
-    return tensordot_steps(a, b, (-1, -1) if a.ndim and b.ndim else 0)
+    if not (a.ndim and b.ndim):
+        return tensordot_steps(a, b, 0)
+    if a.shape[-1] != b.shape[-1]:
+        raise ShapeError(f"inner of shapes {a.shape} and {b.shape}: last axes must be of one size")
+    return tensordot_steps(a, b, (-1, -1))
 
 
 def vecdot_steps(a: Any, b: Any, axis: Any = -1) -> Contraction:
