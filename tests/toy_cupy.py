@@ -50,7 +50,7 @@ class ToyGenerator:
 
 
 _OF_NUMPY = (
-    "float32", "float64", "uint8", "uint32", "nan", "abs", "square", "full", "zeros", "exp",
+    "float32", "float64", "uint8", "uint32", "nan", "abs", "square", "full", "exp",
     "floor", "minimum", "maximum", "where", "asarray", "empty_like", "matmul",
 )  # fmt: skip
 
