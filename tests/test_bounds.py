@@ -60,6 +60,17 @@ def test_a_hundred_thousand_chunks_are_planned_for_in_seconds():
     assert time.thread_time() - begun < 8
 
 
+def test_a_million_chunks_that_are_asked_for_are_refused_in_seconds():
+    """Other blocks, and more workers, were tried for what none of them changes: half a minute."""
+    n = 10**6
+    a, b = MatrixSpec((1, n), "complex128"), MatrixSpec((n, n), "complex128")
+    cluster = ClusterSpec.homogeneous(cpu_device(2**34, 1, spills=False), 38, LOCAL_TCP)
+    begun = time.thread_time()
+    with pytest.raises(MemoryBudgetError, match="larger blocks or chunks"):
+        multimm.plan(a, b, cluster=cluster, chunks=1).check()
+    assert time.thread_time() - begun < 8
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -14,7 +14,7 @@ from multimm.planning import hardware
 from multimm.planning.hardware import ClusterSpec
 from multimm.planning.limits import MOST_TASKS, TASK_BYTES
 from multimm.planning.options import Options
-from multimm.planning.tiling.counts import LEAST_EDGE, LONGEST
+from multimm.planning.tiling.counts import LEAST_EDGE
 
 if TYPE_CHECKING:
     from multimm.planning.plan import MatmulPlan
@@ -67,8 +67,8 @@ def _worst(plan: MatmulPlan) -> int:
 
 def _advice(plan: MatmulPlan) -> str:
     """All that would do, of memory, workers and blocks."""
-    if plan.layout.longest > LONGEST:  # each plan would take long
-        return "use smaller matrices, or larger blocks if they were given"
+    if plan.layout.slow_to_vary:
+        return "use smaller matrices, or larger blocks or chunks if they were given"
     cluster, device = plan.cluster, plan.cluster.devices[_worst(plan)]
     found = []
 

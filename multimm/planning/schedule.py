@@ -28,6 +28,7 @@ from multimm.planning.distribution import Distribution
 from multimm.planning.matrix import MatrixSpec
 from multimm.planning.problem import Problem
 from multimm.planning.result import Result
+from multimm.planning.tiling.counts import LONGEST
 from multimm.planning.tiling.grid import (
     Blocks,
     Coordinate,
@@ -73,6 +74,15 @@ class Barrier(NamedTuple):
     k_tile: int
     row: int  #: of the grid
     col: int  #: of the grid
+
+
+class Largest(NamedTuple):
+    """Lengths of the longest blocks."""
+
+    rows: int  #: of a block row, over all matrices of a stack's
+    m: int  #: of each matrix
+    n: int
+    k: int
 
 
 @dataclass(frozen=True)
@@ -147,7 +157,15 @@ class Schedule:
     @cached_property
     def row_sizes(self) -> Blocks:
         """Rows of C, over all matrices, in each block row; block rows run over the batch first."""
+        if self.batch_sizes == (1,):
+            return self.m_blocks
         return tuple(count * size for count in self.batch_sizes for size in self.m_blocks)
+
+    @cached_property
+    def largest(self) -> Largest:
+        """The longest of its block rows and so on."""
+        sides = self.row_sizes, self.m_blocks, self.n_blocks, self.k_tiles
+        return Largest(*map(max, sides))
 
     @cached_property
     def part_of(self) -> Blocks:
@@ -369,7 +387,7 @@ class Schedule:
     @property
     def on_tensor_cores(self) -> bool:
         """Whether block products are expected to run there."""
-        flops = 2 * max(self.m_blocks) * max(self.n_blocks) * max(self.k_tiles)
+        flops = 2 * self.largest.m * self.largest.n * self.largest.k
         by_itself = self.problem.packable and flops >= LONE_FLOPS
         return bool(self.operands.packed) or self.problem.alone or by_itself
 
@@ -426,6 +444,11 @@ class Schedule:
     def longest(self) -> int:
         """Blocks along the side, or k-tiles along k, that has most of them."""
         return max(map(len, (self.m_blocks, self.n_blocks, self.k_tiles)))
+
+    @property
+    def slow_to_vary(self) -> bool:
+        """Whether so many blocks, or chunks that are wanted, make each look at others take long."""
+        return max(self.longest, *map(len, self.problem.chunks), 0) > LONGEST
 
     def completes(self, i: int, j: int, flat: int = 0) -> int:
         """The number of the worker that makes a block of the result, of one batch block."""

@@ -25,7 +25,6 @@ from multimm.planning.schedule import Schedule
 from multimm.planning.tiling.counts import (
     AS_USUAL,
     EDGE,
-    LONGEST,
     MOST_BLOCK_ROWS,
     Cut,
 )
@@ -125,7 +124,7 @@ def _ahead_of_all(ranks: dict[Schedule, Rank], problem: Problem, cluster: Cluste
 def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[Schedule, Rank]:
     """Every arrangement cut as usual, and the best of them in every way."""
     ranks = dict(cut_alike(problem, cluster, options))
-    if min(ranks, key=ranks.__getitem__).longest > LONGEST:
+    if min(ranks, key=ranks.__getitem__).slow_to_vary:
         return ranks
     finalists = _finalists(ranks, problem.symmetric)
     finer = (

@@ -124,7 +124,7 @@ def _made_at_once(layout: Schedule, cluster: ClusterSpec, role: str, tasks: int)
         in_use //= ceil_div(len(blocks), p)
     elif len(chunks) == 1 and not bounds_blocks(cluster):
         return tasks * in_use
-    return tasks * max(in_use, in_use * max(chunks) // max(layout.k_tiles))
+    return tasks * max(in_use, in_use * max(chunks) // layout.largest.k)
 
 
 def _operands(layout: Schedule, cluster: ClusterSpec) -> int:

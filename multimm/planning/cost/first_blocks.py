@@ -72,16 +72,16 @@ def _first_k_tile(layout: Schedule) -> tuple[int, int, float]:
     What lies with a worker beyond the grid comes from there. Of a block that is cut from others,
     what other workers have of it comes first, and until then there are no products.
     """
-    grid, k_tile = layout.grid, max(layout.k_tiles)
+    grid, k_tile = layout.grid, layout.largest.k
     plane = grid.p_m * grid.p_n
     beyond = {
         x for x in (*layout.operands.cut_again, *layout.operands.in_place) if layout.lies_beyond(x)
     }
-    size_a = k_tile * max(layout.row_sizes) * layout.operands.width("a")
+    size_a = k_tile * layout.largest.rows * layout.operands.width("a")
     if layout.mirrors:  # the other one of two blocks
         return int(plane > 1 or bool(beyond)), 0, size_a
     matrices = max(layout.batch_sizes) if len(layout.problem.b.shape) > 2 else 1
-    size_b = k_tile * max(layout.n_blocks) * matrices * layout.operands.width("b")
+    size_b = k_tile * layout.largest.n * matrices * layout.operands.width("b")
     rows = ceil_div(len(layout.row_sizes), grid.p_m)
     columns = ceil_div(len(layout.n_blocks), grid.p_n)
     keeps_a = 0 if "a" in beyond else _keeps(layout, "a", rows // grid.p_n)

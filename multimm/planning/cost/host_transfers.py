@@ -100,7 +100,7 @@ def coming_back(
     """
     if not seconds or layout.problem.in_one:
         return 0.0, seconds
-    block = max(layout.row_sizes) * max(layout.n_blocks)
+    block = layout.largest.rows * layout.largest.n
     share = min(1.0, block * layout.row_panels / (each * layout.work.most_kept))  # of a row panel's
     meanwhile = products / layout.links * (1 - share)
     behind = max(seconds * share, seconds - meanwhile) / layout.row_panels

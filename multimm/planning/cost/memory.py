@@ -106,7 +106,7 @@ def crowd(layout: Schedule, cluster: ClusterSpec) -> int:
 
 def _block(layout: Schedule) -> int:
     """Elements of the largest block of C."""
-    return max(1, max(layout.row_sizes) * max(layout.n_blocks))
+    return max(1, layout.largest.rows * layout.largest.n)
 
 
 def _sums(layout: Schedule, cluster: ClusterSpec) -> Terms:
@@ -144,10 +144,10 @@ def _sums_at_once(layout: Schedule, cluster: ClusterSpec) -> int:
 
 def _sliced(layout: Schedule) -> int:
     """Bytes of sums of slices of k, of a product that cuts k for itself."""
-    sides = max(layout.m_blocks) + max(layout.n_blocks)
+    sides = layout.largest.m + layout.largest.n
     itemsize = layout.problem.sum_bytes
     block = _block(layout) * itemsize
-    slices = max(layout.k_tiles) * sides // SLICED_SHARE * itemsize // block
+    slices = layout.largest.k * sides // SLICED_SHARE * itemsize // block
     return max(SLICED, min(SLICES, slices) * block * (slices > 1))
 
 
@@ -219,10 +219,10 @@ def _handed_out(layout: Schedule) -> Terms:
 
 def _changing(layout: Schedule, cluster: ClusterSpec) -> Terms:
     """Of blocks that threads convert, pack or join for a product, and of the C that they add."""
-    p, k_tile, terms = layout.problem, max(layout.k_tiles), Terms()
+    p, k_tile, terms = layout.problem, layout.largest.k, Terms()
     products = products_at_once(layout, cluster)
-    edges = {"a": max(layout.row_sizes), "b": max(layout.n_blocks)}
-    at_once = {"a": max(layout.m_blocks), "b": edges["b"]}
+    edges = {"a": layout.largest.rows, "b": layout.largest.n}
+    at_once = {"a": layout.largest.m, "b": edges["b"]}
     if p.packs:  # of a stack one matrix at a time
         sides = sum(n * (p.packed_bytes(x) + p.written(x)) for x, n in at_once.items())
         length = min(k_tile, RESIDUE_K) if p.by_residues else k_tile

@@ -233,7 +233,7 @@ def _flops(layout: Schedule, device: DeviceSpec) -> float:
 
 def _sums(layout: Schedule) -> tuple[int, int, int]:
     """Levels of the tree over the parts of k; blocks, and elements, that the busiest receives."""
-    block = max(1, max(layout.row_sizes) * max(layout.n_blocks))
+    block = max(1, layout.largest.rows * layout.largest.n)
     parts, blocks, levels, fetched = layout.parts, ceil_div(layout.work.most_summed, block), 0, 0
     while parts > 1:
         at_once = min(layout.fan_in, parts)
@@ -281,7 +281,7 @@ def _packing(layout: Schedule, cluster: ClusterSpec) -> float:
     for role in layout.roles:
         edges, spec = sides[role]
         once, count = role in layout.operands.packed, len(edges)
-        elements = max(edges) * max(layout.k_tiles)
+        elements = max(edges) * layout.largest.k
         # Of a symmetric product, blocks on the diagonal are packed for both sides, others for each.
         alone = count if once or layout.mirrors else 0
         within = 0 if once else count * (count - 1) if layout.mirrors else layout.work.count
@@ -345,7 +345,7 @@ def _filled_up(layout: Schedule) -> float:
     """By how much more is multiplied of narrow blocks: whole tiles of tensor cores."""
     if not layout.problem.packs:
         return 1.0
-    sides = max(layout.row_sizes), max(layout.n_blocks)
+    sides = layout.largest.rows, layout.largest.n
     return prod(ceil_div(x, PACKED_ROWS) * PACKED_ROWS / x for x in sides if 0 < x < NARROW)
 
 
