@@ -69,7 +69,7 @@ def made(kind, monkeypatch):
     ("kind", "while_they", "after", "restarts"),
     [
         ("plain", Kind.UPLOAD, 10, False),
-        ("plain", Kind.DOWNLOAD, 4, False),
+        ("plain", Kind.MULTIPLY, 110, False),  # when blocks of C have come back
         ("gemm", Kind.UPLOAD, 53, False),  # the last ones bring C
         ("chain", Kind.MULTIPLY, 160, False),
         ("streamed", Kind.READ, 20, False),

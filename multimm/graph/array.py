@@ -10,10 +10,10 @@ import dask.array as da
 from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
-from multimm.graph.block_task import Block, BlockTask, Key, within
+from multimm.graph.block_task import Block, BlockTask, Key, LabelledTask, within
 from multimm.graph.data_location import ProductLayer
 from multimm.graph.label import Kind
-from multimm.graph.lowering.host_downloads import below_download, downloaded
+from multimm.graph.lowering.host_downloads import below_download, downloads
 from multimm.graph.lowering.host_uploads import uploads
 from multimm.graph.lowering.operand import Operand
 from multimm.graph.lowering.owner_computes import Gatherer
@@ -68,20 +68,20 @@ def build(
     addend = None if c is None else Operand("c", c, layout, False, keys.uploaded("c"))
     if c is not None:
         parents.append(c)
-    tasks = _tasks(operands, addend, step, keys)
+    tasks: dict[Key, LabelledTask] = {**_tasks(operands, addend, step, keys)}
     owners = tuple(map(cluster.number, layout.result.owners(cluster.workers)))
     reads = {
         x.array.name: (x.role, x.transposed, x.chunks)
         for x in operands
         if x.reader is not None and not x.uploaded and not layout.problem.in_one
     }
-    layer = ProductLayer(tasks, owners, cluster.workers, reads)
     name = keys.name("chunk" if layout.result.hands_out else "matmul")
-    high = HighLevelGraph.from_collections(name, layer, dependencies=parents)
-    result = da.Array(high, name, layout.result.chunks, meta=meta)
     if layout.problem.downloaded and not layout.problem.in_one:
-        return downloaded(result, keys, download_limit(layout, cluster))
-    return result
+        tasks |= downloads(name, keys, download_limit(layout, cluster))
+        name = keys.name("downloaded")
+    layer = ProductLayer(tasks, owners, cluster.workers, reads)
+    high = HighLevelGraph.from_collections(name, layer, dependencies=parents)
+    return da.Array(high, name, layout.result.chunks, meta=meta)
 
 
 def _tasks(

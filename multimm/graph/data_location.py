@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import dask.array as da
@@ -11,10 +12,11 @@ import numpy as np
 from dask._task_spec import Alias, Task
 from dask.blockwise import Blockwise
 
-from multimm.graph.block_task import BlockTask, Key, Place
+from multimm.graph.block_task import BlockTask, Key, LabelledTask, Place, within
 from multimm.graph.label import Kind
 from multimm.graph.layers import TaskLayer
 from multimm.graph.rearranged import RearrangedLayer
+from multimm.graph.tasks.host_offload import bring_back, download
 from multimm.planning.tiling.grid import Blocks, Coordinate
 from multimm.planning.tiling.rechunk import Index
 
@@ -80,6 +82,8 @@ class ProductLayer(TaskLayer):
 
         Barriers order the tasks of a product; what they wait for is no operand of who waits for
         them. So of a slice of C they wait for those of its tasks alone.
+
+        A block that only its download needs is brought back by the task that makes it.
         """
         kept: dict[Key, Task] = {}
         barriers: dict[Key, BlockTask] = {}
@@ -101,6 +105,15 @@ class ProductLayer(TaskLayer):
             kept[key] = BlockTask(
                 key, barrier.func, *waits, label=barrier.label, place=barrier.place
             )
+        uses = Counter(chain.from_iterable(task.dependencies for task in kept.values()))
+        uses.update(keys)
+        for key, task in [*kept.items()]:
+            if not (isinstance(task, LabelledTask) and task.func is download):
+                continue
+            (below,) = task.dependencies
+            if uses[below] == 1 and below in kept:
+                own = task.label, task.kwargs["limit"]
+                kept[key] = within(kept.pop(below), bring_back, *own, key=key)
         needs = {key: set(task.dependencies) for key, task in kept.items()}
         return TaskLayer(kept, self.annotations), needs
 

@@ -137,13 +137,14 @@ def _blocks(
     across = min(len(problem.a.chunks[-2]), len(problem.b.chunks[-1]))
     only_regular = alone and is_large(problem) and across > 1 and not problem.chunks
     m_blocks = choose_side(
-        problem, -2, rows, along, block_m, keep, min(most.m, most.rows), only_regular
+        problem, -2, rows, along, block_m, keep, min(most.m, most.rows), only_regular, cut.even
     )
     band = ceil_div(parallel * len(m_blocks), grid.p_m)
     n_blocks = m_blocks
     if not halves:
         n_blocks = choose_side(
-            problem, -1, cols, grid.p_n, block_n, keep, min(most.n, most.columns), only_regular
-        )
+            problem, -1, cols, grid.p_n, block_n, keep, min(most.n, most.columns), only_regular,
+            cut.even,
+        )  # fmt: skip
     blocks = batch, m_blocks, n_blocks, k_k_tiles
     return Schedule(problem, grid, *blocks, band, mirrors=halves, k_parts=k_parts, alone=alone)

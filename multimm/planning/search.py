@@ -37,6 +37,8 @@ from multimm.planning.work.symmetric import FREE_PLACES
 #: fewer tasks.
 SOME_K_TILES, K_TILES = (0.125, 0.5), (0.0625, 0.25, 1, 2, 4)
 FINER = ((1, 1), (1, 2), (2, 1), (2, 2))  # rows of blocks, and columns
+#: The same of operands that go up to GPUs, beside those: there they are joined in any case.
+EVEN = tuple(Cut(finer, finer, even=True) for finer in (1, 1.5, 2))
 FINER_SYMMETRIC = tuple((finer, finer) for finer in (0.5, 1, 1.5, 2, 3, 4, 6, 8))
 #: Where k-tiles take so many times as long as the best ones, shorter ones are not tried: no golden
 #: plan changes. With 1.2 one takes 8 % longer.
@@ -127,9 +129,10 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
     if min(ranks, key=ranks.__getitem__).slow_to_vary:
         return ranks
     finalists = _finalists(ranks, problem.symmetric)
-    finer = (
-        (FINER_SYMMETRIC if problem.symmetric else FINER) if options.blocks is None else FINER[:1]
-    )
+    finer = FINER_SYMMETRIC if problem.symmetric else FINER
+    cuts = [Cut(*factors) for factors in (finer if options.blocks is None else FINER[:1])]
+    if problem.uploaded and options.blocks is None:
+        cuts += EVEN
 
     def cut_as(grid: Grid, cut: Cut) -> Rank:
         layout = lay_out(problem, cluster, grid, options, cut)
@@ -139,13 +142,13 @@ def _searched(problem: Problem, cluster: ClusterSpec, options: Options) -> dict[
     # Blocks are judged by two lengths of k-tiles, and the best of them cut in all ways.
     some, others = (SOME_K_TILES, K_TILES) if options.slabs is None else ((1,), ())
     by_blocks = {
-        (grid, factors): min(cut_as(grid, Cut(*factors, k_tiles)) for k_tiles in some)
-        for grid, factors in product(finalists, finer)
+        (grid, cut): min(cut_as(grid, cut._replace(k_tiles=k_tiles)) for k_tiles in some)
+        for grid, cut in product(finalists, cuts)
     }
-    for grid, factors in sorted(by_blocks, key=by_blocks.__getitem__)[: 2 * FINALISTS]:
-        best = by_blocks[grid, factors]
+    for grid, cut in sorted(by_blocks, key=by_blocks.__getitem__)[: 2 * FINALISTS]:
+        best = by_blocks[grid, cut]
         for k_tiles in others:
-            rank = cut_as(grid, Cut(*factors, k_tiles))
+            rank = cut_as(grid, cut._replace(k_tiles=k_tiles))
             best = min(best, rank)
             if k_tiles >= 1 and rank.seconds > FAR * best.seconds:
                 break

@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 
 from multimm.blocks import plain
-from multimm.failures import named
+from multimm.failures import named, note
 from multimm.gpu.arrays import is_cupy, to_numpy
 from multimm.graph.block_task import Block
+from multimm.graph.label import Label
 from multimm.graph.streams import computing, in_order, own_stream
 from multimm.graph.tasks.dtype_check import DType, as_declared
 from multimm.graph.tasks.multiply import finished, launch, multiply, stream_for
@@ -159,6 +160,23 @@ def download(block: Block, *, limit: int | None = None) -> Block:
         Bytes of blocks, of all products with a limit, that may be on their way beside other tasks.
         Before more are, the worker's thread waits, and no product begins: it would have no room.
     """
+    return _fetched(block, limit)
+
+
+def bring_back(
+    back: Label, limit: int | None, func: Callable[..., Block], *args: Any, **more: Any
+) -> Block:
+    """`download` of what a function makes, in the same task; errors on the way back say so."""
+    block = func(*args, **more)
+    try:
+        return _fetched(block, limit)
+    except Exception as error:
+        note(error, str(back))
+        raise
+
+
+def _fetched(block: Block, limit: int | None) -> Block:
+    """`download`, whose errors name no task."""
     if not is_cupy(block):
         return block
     from multimm.gpu.transfer.pinned_copy import to_host

@@ -37,15 +37,29 @@ BESIDE_COPIES = 3e-3
 
 
 def host_tasks(layout: Schedule) -> int:
-    """Tasks that bring chunks from host memory to the GPUs, and blocks of the result back."""
+    """Tasks that bring operands to the GPUs, or blocks of the result back, and do nothing else."""
+    return (0 if layout.stream else _uploads(layout)) + _downloads(layout)
+
+
+def _uploads(layout: Schedule) -> int:
+    """Tasks that bring operands to the GPUs; a stream counts them among its own."""
     p = layout.problem
     if p.in_one:
         return 0
+    if p.from_host:  # in the plan's blocks
+        sides = {"a": layout.row_sizes, "b": layout.n_blocks}
+        blocks = sum(len(sides[role]) for role in layout.uploaded)
+        return len(layout.k_tiles) * blocks * layout.row_panels
     read = {role for role, reads in zip("ab", p.rereadable, strict=True) if reads}
-    going_up = (layout.spec(role) for role in layout.uploaded if role not in read)
-    chunks = sum(spec.blocks for spec in going_up)
-    blocks = (*layout.batch_blocks, layout.m_blocks, layout.n_blocks)
-    return chunks + p.downloaded * prod(map(len, blocks))
+    return sum(layout.spec(role).blocks for role in layout.uploaded if role not in read)
+
+
+def _downloads(layout: Schedule) -> int:
+    """Tasks that bring blocks back: what makes one does so, unless a barrier waits for it, too."""
+    p = layout.problem
+    if p.in_one or not p.downloaded or not (layout.stream or layout.row_panels > 1):
+        return 0
+    return prod(map(len, (*layout.batch_blocks, layout.m_blocks, layout.n_blocks)))
 
 
 def going_up(layout: Schedule, cluster: ClusterSpec) -> tuple[float, float]:
@@ -67,7 +81,7 @@ def going_up(layout: Schedule, cluster: ClusterSpec) -> tuple[float, float]:
     from_host = layout.problem.from_host  # in the plan's blocks, of sub-blocks of chunks
     from_files = any(layout.problem.rereadable) and not from_host
     rate = LONE_UPLOAD_RATE if from_files else UPLOAD_RATE
-    seconds = nbytes / rate + UPLOAD_S * ceil_div(host_tasks(layout), cluster.workers)
+    seconds = nbytes / rate + UPLOAD_S * ceil_div(_uploads(layout), cluster.workers)
     if from_host:
         seconds += chunks / cluster.workers
     first = min(seconds, of_first / rate + UPLOAD_S * len(roles) * from_host)

@@ -101,16 +101,19 @@ def choose_side(
     keep: int,
     most: int,
     only_regular: bool,
+    evenly: bool,
 ) -> Blocks:
     """Block rows of C (axis -2), or its block columns (-1).
 
-    The chunks that are wanted, or else A's rows and B's columns, joined, where they serve: of
-    chunks that are parts of blocks nothing travels when C is handed out. Where none are wanted,
-    regular blocks are the better, for they are handed out as they are.
+    If they are to be cut `evenly`, they are about as long as each other. Else they are the chunks
+    that are wanted, or A's rows and B's columns, joined, where these serve: of chunks that are
+    parts of blocks nothing travels when C is handed out. Where none are wanted, regular blocks are
+    the better, for they are handed out as they are.
     """
     spec, result = problem.a if axis == -2 else problem.b, not problem.chunks
     chunks = spec.chunks if keep or result else problem.chunks
-    size, own = spec.shape[axis], chunks[axis]
+    size = spec.shape[axis]
+    own = (size,) if evenly else chunks[axis]
     return choose(
         size, count, workers, own, fixed, keep, most, result=result, only_regular=only_regular
     )

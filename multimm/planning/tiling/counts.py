@@ -51,6 +51,7 @@ class Cut(NamedTuple):
     k_tiles: float = 1
     given: bool = False  #: or the operands' own chunks, only tiny ones joined
     joined: bool = True  #: or these not either
+    even: bool = False  #: wherever the operands' chunks end
 
 
 AS_USUAL = Cut()
