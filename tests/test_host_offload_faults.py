@@ -22,6 +22,7 @@ from small import integers
 
 import multimm
 from multimm.graph.label import Kind
+from multimm.planning.cost import time as planned_time
 from multimm.planning.spec import H200
 
 pytestmark = pytest.mark.slow
@@ -30,6 +31,8 @@ SIZE, BLOCK = 250, 50
 FIXED = {"blocks": BLOCK, "slabs": BLOCK}
 #: Blocks of a third of the operands and of C fit in this memory, and not all of them.
 SMALL = replace(H200, memory_bytes=300_000, gflops=1e6)
+#: What tasks cost is as little as blocks of this size take.
+LITTLE = {"task_overhead_s": 1e-6, "call_s": 1e-4}
 
 
 def slow(block):
@@ -47,8 +50,9 @@ def lazy(seed):
 def made(kind, monkeypatch):
     """A lazy product of a kind, and what it should be."""
     streams = kind.startswith("streamed")
-    more = {"task_overhead_s": 1e-6, "call_s": 1e-4} if streams else {}
-    plan_for(monkeypatch, SMALL if streams else H200, **more)
+    plan_for(monkeypatch, SMALL if streams else H200, **(LITTLE if streams else {}))
+    if streams:  # rather than to spill
+        monkeypatch.setitem(planned_time.SPILL_RATE, "gpu", 1e5)
     (x, a), (y, b), (z, c) = lazy(1), lazy(2), lazy(3)
     if kind.endswith("symmetric"):
         product, wanted = multimm.matmul(a.T, a, **FIXED), x.T @ x
@@ -160,7 +164,7 @@ def test_a_product_that_is_given_up_in_mid_run(cluster, monkeypatch, kind):
 @pytest.mark.parametrize("device", [H200, SMALL], ids=["uploaded", "streamed"])
 def test_blocks_that_cannot_be_made_again_end_a_product_at_once(cluster, monkeypatch, device):
     """And what is computed next on the same workers is right."""
-    plan_for(monkeypatch, device, task_overhead_s=1e-6, call_s=1e-4)
+    plan_for(monkeypatch, device, **LITTLE)
     record = Record(cluster.scheduler)
     cluster.scheduler.add_plugin(record)
     with Client(cluster) as client:

@@ -35,6 +35,7 @@ from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.simt.configs import MAX_SUMS, Device, entry_named
 from multimm.planning import problem
 from multimm.planning.cost import memory, time
+from multimm.planning.schedule import Largest
 
 CONFIGS = [entry.config for entry in SPLIT_REGISTRY]
 
@@ -117,11 +118,7 @@ def test_slices_of_long_products_cover_k_and_need_what_plans_reckon_with(m, n, k
         sums = slices * rows * cols * (slices > 1)
         assert sums <= max(MAX_SUMS, (rows + cols) * k / SUMS_SHARE)
         layout = SimpleNamespace(
-            m_blocks=(rows,),
-            row_sizes=(rows,),
-            n_blocks=(cols,),
-            k_tiles=(k,),
-            problem=SimpleNamespace(sum_bytes=4),
+            largest=Largest(rows, rows, cols, k), problem=SimpleNamespace(sum_bytes=4)
         )
         assert 4 * sums <= memory._sliced(layout)
 
