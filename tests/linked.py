@@ -37,12 +37,20 @@ def plan_for_little(monkeypatch, memory_bytes=5 * 10**6):
 
 def link(patch, send=np.copy, fetch=np.copy):
     """Have tasks of this process send NumPy blocks to a GPU, and fetch them, by such functions."""
+
+    def joined(blocks, places, shape):
+        whole = np.empty(shape, blocks[0].dtype)
+        for block, place in zip(blocks, places, strict=True):
+            whole[place] = send(_taken(block))
+        return whole
+
     patch.setattr(host_offload, "_device", lambda: 0)
     for stream in ("own_stream", "computing", "in_order"):
         patch.setattr(host_offload, stream, lambda device: nullcontext())
     patch.setattr(host_offload, "_in_host_memory", lambda block: isinstance(block, np.ndarray))
     patch.setattr(host_offload, "is_cupy", lambda block: True)
     patch.setattr(copies, "all_to_device", lambda blocks: [send(_taken(x)) for x in blocks])
+    patch.setattr(copies, "joined_on_device", joined)
     patch.setattr(copies, "to_host", fetch)
 
 

@@ -114,15 +114,21 @@ def run(driver, way, *args, lanes_used=3):
     return failed
 
 
+def there(target, shape=None):
+    """A NumPy array as if it were on a device."""
+    data = SimpleNamespace(ptr=target.ctypes.data)
+    return SimpleNamespace(data=data, shape=shape or target.shape, nbytes=target.nbytes)
+
+
 def table(arrays):
     """What `send` is told of targets and sources."""
-    entries = []
+    parts = []
     for target, source in arrays:
-        there = SimpleNamespace(data=SimpleNamespace(ptr=target.ctypes.data))
-        block, row = pinned_copy._in_rows(source)
+        block = pinned_copy._in_rows(source)
         assert np.shares_memory(block, source) or not block.size
-        entries.append(pinned_copy._entry(there, (block, row)))
-    return np.array(entries, np.int64)
+        own = target[: block.nbytes]
+        parts.append(pinned_copy._all_of(there(own, block.shape), block))
+    return np.array(parts, np.int64)
 
 
 SIZES = [1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 7 * PIECE + 5, 40 * PIECE - 1]
@@ -132,13 +138,13 @@ SIZES = [1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 7 * PIECE + 5, 40 * PIECE - 
 @pytest.mark.parametrize("lanes_used", [1, 3])
 def test_every_byte_goes_up_and_comes_back(driver, size, lanes_used):
     x = np.random.default_rng(size).integers(0, 255, size, dtype=np.uint8)
-    there, back = np.zeros(size + 9, np.uint8), np.zeros(size + 9, np.uint8)
-    assert not any(run(driver, "send", table([(there, x)]), lanes_used=lanes_used))
-    np.testing.assert_array_equal(there[:size], x)
-    down = back.ctypes.data, there.ctypes.data, size, PIECE
+    sent, back = np.zeros(size + 9, np.uint8), np.zeros(size + 9, np.uint8)
+    assert not any(run(driver, "send", table([(sent, x)]), lanes_used=lanes_used))
+    np.testing.assert_array_equal(sent[:size], x)
+    down = back.ctypes.data, sent.ctypes.data, size, PIECE
     assert not any(run(driver, "fetch", *down, lanes_used=lanes_used))
     np.testing.assert_array_equal(back[:size], x)
-    assert not there[size:].any()
+    assert not sent[size:].any()
     assert not back[size:].any()
 
 
@@ -146,10 +152,38 @@ def test_every_byte_goes_up_and_comes_back(driver, size, lanes_used):
 def test_rows_that_lie_apart(driver, row):
     wide = np.random.default_rng(row).integers(0, 255, (50, 100), dtype=np.uint8)
     x = wide[3:40, 20 : 20 + row]
-    there = np.zeros(x.size + 9, np.uint8)
-    assert not any(run(driver, "send", table([(there, x)])))
-    np.testing.assert_array_equal(there[: x.size], x.reshape(-1))
-    assert not there[x.size :].any()
+    sent = np.zeros(x.size + 9, np.uint8)
+    assert not any(run(driver, "send", table([(sent, x)])))
+    np.testing.assert_array_equal(sent[: x.size], x.reshape(-1))
+    assert not sent[x.size :].any()
+
+
+@pytest.mark.parametrize("columns", [(3, 7), (40, 60, 1), (200, 150), (1,)])
+@pytest.mark.parametrize("lanes_used", [1, 3])
+def test_blocks_are_joined_on_their_way(driver, columns, lanes_used):
+    """Rows shorter and longer than a piece; of sources whose rows lie apart, backwards, or once."""
+    rng, rows = np.random.default_rng(sum(columns)), (11, 30)
+    x = rng.integers(0, 9999, (sum(rows), sum(columns)), np.int16)
+    sent, parts, kept = np.zeros_like(x), [], []
+    for i, height in enumerate(rows):
+        for j, width in enumerate(columns):
+            place = (slice(sum(rows[:i]), sum(rows[: i + 1])),
+                     slice(sum(columns[:j]), sum(columns[: j + 1])))  # fmt: skip
+            wide = rng.integers(0, 9999, (height + 3, width + 5), np.int16)
+            block = [wide[2:-1, 1 : width + 1], wide[height::-1][1:, 2 : width + 2],
+                     np.broadcast_to(wide[0, :width], (height, width))][(i + j) % 3]  # fmt: skip
+            x[place] = block
+            parts.append(pinned_copy._part_of(there(sent), pinned_copy._in_rows(block), place))
+            kept.append(block)
+    order = rng.permutation(len(parts))
+    assert not any(run(driver, "send", np.array(parts, np.int64)[order], lanes_used=lanes_used))
+    np.testing.assert_array_equal(sent, x)
+    line, ends = np.zeros(x.size, x.dtype), [0, 3, 90, x.size]
+    flat = x.reshape(-1)
+    spans = [slice(*ends[at : at + 2]) for at in range(3)]
+    parts = [pinned_copy._part_of(there(line), flat[span], (span,)) for span in spans]
+    assert not any(run(driver, "send", np.array(parts, np.int64), lanes_used=lanes_used))
+    np.testing.assert_array_equal(line, flat)
 
 
 @pytest.mark.parametrize("lanes_used", [1, 2, 3, 8])
@@ -213,13 +247,10 @@ def road(driver, monkeypatch):
 
 def carried(road, way, x):
     """Where an array was carried to."""
-    there = np.zeros(x.size + 9, np.uint8)
-    entries = table([(there, x)])
-    if way == "fetch":
-        entries[:, 3:] = PIECE, 0, 0
-    road.carry(-(-x.size // PIECE), entries)
-    assert not there[x.size :].any()
-    return there[: x.size]
+    arrived = np.zeros(x.size + 9, np.uint8)
+    road.carry(-(-x.size // PIECE), table([(arrived, x)]))
+    assert not arrived[x.size :].any()
+    return arrived[: x.size]
 
 
 @pytest.mark.parametrize("way", ["send", "fetch"])
@@ -228,10 +259,9 @@ def test_lanes_do_one_job_after_another(driver, road, way):
     own = road(way)
     arrays = [np.random.default_rng(n).integers(0, 255, 1 + 37 * n, np.uint8) for n in range(100)]
     with ThreadPoolExecutor(2 * pinned_copy.JOBS) as threads:
-        for x, there in zip(
-            arrays, threads.map(lambda x: carried(own, way, x), arrays), strict=True
-        ):
-            np.testing.assert_array_equal(there, x)
+        arrived = threads.map(lambda x: carried(own, way, x), arrays)
+        for x, found in zip(arrays, arrived, strict=True):
+            np.testing.assert_array_equal(found, x)
     assert {*driver.ready} == {5}
     assert len(driver.ready) == sum(min(3, -(-x.size // PIECE)) for x in arrays)
 

@@ -15,6 +15,7 @@ import pytest
 from multimm.checks import tasks
 from multimm.checks.operands import prepare
 from multimm.gpu.dtypes import accumulate_dtype
+from multimm.gpu.transfer.loops import Part
 from multimm.gpu.transfer.pinned_copy import (
     LANES,
     PIECE,
@@ -170,15 +171,18 @@ def test_a_failure_of_the_driver_is_raised_and_leaves_nothing_behind():
 
     x = some(4 * LANES * PIECE)
     road = _road(cupy.cuda.Device().id, "send")
+    nowhere = Part(0, x.nbytes, PIECE, x.nbytes, 0, 1, 0, x.nbytes, x.ctypes.data, 0)
     with pytest.raises(cupy.cuda.driver.CUDADriverError):
-        road.carry(LANES, np.array([[0, x.ctypes.data, x.nbytes, PIECE, x.nbytes, x.nbytes]]))
+        road.carry(LANES, np.array([nowhere]))
     np.testing.assert_array_equal(to_host(to_device(x)), x)
 
 
-@pytest.mark.parametrize("edge", [700, 1500])
-def test_a_block_of_pieces(edge):
-    """The last 1000 rows and columns of four blocks, or a part of one."""
-    x = some((1500, 1500)).astype("float32")
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("dtype", ["float32", "complex128", ">f4"])  # few bytes, and many
+@pytest.mark.parametrize("edge", [300, 700, 1500])
+def test_a_block_of_pieces(edge, dtype, order):
+    """The last 1000 rows and columns of blocks, or a part of one."""
+    x = some((1500, 1500)).astype(dtype, order=order)
     blocks, cuts, at = [], [], range(0, 1500, edge)
     for r in at:
         for c in at:

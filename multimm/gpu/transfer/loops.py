@@ -28,10 +28,9 @@ class Loops(NamedTuple):
     """Both directions; each returns a CUresult.
 
     `fetch` takes the addresses of target and source, and the bytes of the array and of a piece.
-    `send` takes a table with the same of each array, and the bytes of a row, which are all or
-    divide a piece's, and from a row to the next one. What follows is common: which lane this is of
-    how many, two pinned pieces, their events, and a stream. Of all pieces, one array's after the
-    other's, lanes take one in turn.
+    `send` takes a table, each row of which is a `Part`; those of an array follow each other. What
+    follows is common: which lane this is of how many, two pinned pieces, their events, and a
+    stream. Of all pieces, one array's after the other's, lanes take one in turn.
 
     `serve` is what a lane does until it is told to stop: one job after another, as `Job` says, of
     an array of them that begins anew after its last one. It takes that, the address of the lane's
@@ -45,6 +44,21 @@ class Loops(NamedTuple):
     wait_for: Callable[..., int]
 
 
+class Part(NamedTuple):
+    """What goes to an array from one place in host memory: addresses, and bytes but for rows."""
+
+    target: int  #: the array on the device
+    size: int  #: of it
+    step: int  #: of a piece
+    width: int  #: of a row of it, or of all where it is none but this part
+    first: int  #: of its rows, the part's first one
+    last: int  #: and the one behind its last one
+    offset: int  #: of a row, where the part begins
+    length: int  #: and how much is its own
+    source: int
+    stride: int  #: from a row of the source to the next one
+
+
 class Job(NamedTuple):
     """What lanes are told of a copy: addresses, and counts.
 
@@ -54,8 +68,8 @@ class Job(NamedTuple):
         That take part; 0: lanes are to stop.
     ready : int
         A CUDA event that comes before the copy.
-    table, arrays : int
-        As `send` takes it, of so many arrays; of `fetch`, what that takes, of one.
+    table, parts : int
+        As `send` takes it, of so many parts; of `fetch`, what that takes, as one.
     failed : int
         Where each lane writes its CUresult.
     done : int
@@ -65,13 +79,13 @@ class Job(NamedTuple):
     lanes: int
     ready: int = 0
     table: int = 0
-    arrays: int = 0
+    parts: int = 0
     failed: int = 0
     done: int = 0
 
 
 #: Words of a row of a table; bytes of a semaphore, at least: it has 32 in glibc and in musl.
-COLUMNS, SEMAPHORE_BYTES = 6, 64
+COLUMNS, SEMAPHORE_BYTES = len(Part._fields), 64
 
 
 def loops() -> Loops:
@@ -97,25 +111,34 @@ def _compiled() -> Loops:
     copy: Any = ctypes.CDLL(None).memcpy
     copy.argtypes, copy.restype = [_WORD] * 3, _WORD
 
-    def send(arrays, lane, lanes, piece, other, free, done, stream):  # type: ignore[no-untyped-def]
-        failed, number = 0, lane
-        for i in range(len(arrays)):
-            target, source, size = arrays[i, 0], arrays[i, 1], arrays[i, 2]
-            step, row, stride = arrays[i, 3], arrays[i, 4], arrays[i, 5]
+    def send(parts, lane, lanes, piece, other, free, done, stream):  # type: ignore[no-untyped-def]
+        failed, number, begin = 0, lane, 0
+        while begin < len(parts):
+            target, size, step = parts[begin, 0], parts[begin, 1], parts[begin, 2]
+            end = begin + 1
+            while end < len(parts) and parts[end, 0] == target:
+                end += 1
             pieces = (size + step - 1) // step
             while number < pieces:
                 start = number * step
-                part = min(step, size - start)
+                stop = min(size, start + step)
                 failed = failed or wait(free)
-                for at in range(start, start + part, row):
-                    place = source + at // row * stride + at % row
-                    copy(piece + at - start, place, min(row, start + part - at))
-                failed = failed or to_device(target + start, piece, part, stream)
+                for i in range(begin, end):
+                    width, first, offset = parts[i, 3], parts[i, 4], parts[i, 6]
+                    above = min(parts[i, 5], (stop + width - 1) // width)
+                    for row in range(max(first, start // width), above):
+                        at = row * width + offset
+                        low, high = max(start, at), min(stop, at + parts[i, 7])
+                        if low < high:
+                            place = parts[i, 8] + (row - first) * parts[i, 9] + low - at
+                            copy(piece + low - start, place, high - low)
+                failed = failed or to_device(target + start, piece, stop - start, stream)
                 failed = failed or record(free, stream)
                 piece, other = other, piece
                 free, done = done, free
                 number += lanes
             number -= pieces
+            begin = end
         return failed
 
     def fetch(target, source, size, step, lane, lanes, piece, other, free, done, stream):  # type: ignore[no-untyped-def]
@@ -144,17 +167,17 @@ def _compiled() -> Loops:
         while True:
             while pause(own):  # a signal has come
                 pass
-            lanes, ready, table, arrays, failed, end = jobs[number % len(jobs)]
+            lanes, ready, table, parts, failed, end = jobs[number % len(jobs)]
             if lanes == 0:
                 return number
             if lane < lanes:
-                rows = np.empty((arrays, COLUMNS), np.int64)
+                rows = np.empty((parts, COLUMNS), np.int64)
                 copy(rows.ctypes.data, table, rows.nbytes)
                 result[0] = order(stream, ready, 0)
                 if result[0] == 0 and up:
                     result[0] = send_all(rows, lane, lanes, piece, other, free, done, stream)
                 elif result[0] == 0:
-                    target, source, size, step, _, _ = rows[0]
+                    target, size, step, source = rows[0, 0], rows[0, 1], rows[0, 2], rows[0, 8]
                     result[0] = fetch_one(
                         target, source, size, step, lane, lanes, piece, other, free, done, stream
                     )

@@ -115,8 +115,11 @@ def upload_sub_blocks(parts: SubBlocks) -> Block:
         return upload(parts.joined())
     for block, size in zip(parts.blocks, parts.sizes, strict=True):
         check_shape(block, size)
-    cuts = zip(parts.blocks, parts.cuts, strict=True)
-    return uploaded([block[cut] for block, (cut, _) in cuts], partial(_join_all, parts))
+    cuts, places = zip(*parts.cuts, strict=True)
+    blocks = [block[cut] for block, cut in zip(parts.blocks, cuts, strict=True)]
+    matrix = len(parts.shape) <= 2 and all(len(parts.shape) == block.ndim for block in blocks)
+    whole = (places, parts.shape) if matrix else None
+    return uploaded(blocks, partial(_join_all, parts), whole)
 
 
 def _join_all(parts: SubBlocks, blocks: list[Block]) -> Block:

@@ -34,6 +34,8 @@ from multimm.graph.tasks.multiply import finished, launch, multiply, stream_for
 from multimm.graph.tasks.sub_blocks import SubBlocks
 from multimm.graph.tasks.worker_thread import beside_other_tasks, give_up_thread
 from multimm.planning.cost.memory import AT_ONCE, IN_FLIGHT
+from multimm.planning.tiling.rechunk import Where
+from multimm.shapes import Shape
 
 
 @dataclass(eq=False)
@@ -141,12 +143,25 @@ def upload(block: Block, *, dtype: DType = None) -> Block:
     return uploaded([as_declared(block, dtype)], itemgetter(0))
 
 
-def uploaded(blocks: list[Block], made: Callable[[list[Block]], Block]) -> Block:
-    """What is made of blocks of the dtypes that their arrays declare, once they are there."""
+def uploaded(
+    blocks: list[Block],
+    made: Callable[[list[Block]], Block],
+    whole: tuple[Sequence[Where], Shape] | None = None,
+) -> Block:
+    """What is made of blocks of the dtypes that their arrays declare, once they are there.
+
+    If that is a matrix, `whole` says where in it each goes, and its shape: it may be joined on its
+    way.
+    """
     if (at := _device()) is None or not any(map(_in_host_memory, blocks)):
         return made(blocks)
+    alike = all(map(_in_host_memory, blocks)) and len({block.dtype for block in blocks}) == 1
     with beside_other_tasks(_waiting), _going_up, own_stream(at):
-        return finished(made(_all_there(blocks)))
+        if whole is None or not alike:
+            return finished(made(_all_there(blocks)))
+        from multimm.gpu.transfer.pinned_copy import joined_on_device
+
+        return finished(joined_on_device([*map(_native, blocks)], *whole))
 
 
 @named
