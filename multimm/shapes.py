@@ -106,13 +106,13 @@ def auto_of_empty(chunks: Any, shape: Shape) -> Any:
 def chunk_count(chunks: Any, shape: Shape) -> int:
     """How many chunks sizes make of a shape, without listing them; other spellings count as one.
 
-    >>> chunk_count((4, "auto"), (10, 7)), chunk_count(2, (10, 7))
-    (3, 20)
+    >>> chunk_count((4, "auto"), (10, 7)), chunk_count(2, (10, 7)), chunk_count(2, (10, 0))
+    (3, 20, 5)
     """
     each = chunks if isinstance(chunks, tuple | list) else (chunks,) * len(shape)
     lengths = [x if isinstance(x, float) else integer(x) for x in each]
     return math.prod(
-        int(-(-size // length)) if length is not None and length >= 1 else 1
+        max(1, int(-(-size // length))) if length is not None and length >= 1 else 1
         for size, length in zip(shape, lengths, strict=False)
     )
 

@@ -12,7 +12,7 @@ from multimm.display.units import human
 from multimm.errors import MemoryBudgetError
 from multimm.planning import hardware
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.limits import MOST_TASKS, TASK_BYTES
+from multimm.planning.limits import HOPELESS, MOST_TASKS, TASK_BYTES
 from multimm.planning.options import Options
 from multimm.planning.tiling.counts import LEAST_EDGE
 
@@ -69,6 +69,15 @@ def _advice(plan: MatmulPlan) -> str:
     """All that would do, of memory, workers and blocks."""
     if plan.layout.slow_to_vary:
         return "use smaller matrices, or larger blocks or chunks if they were given"
+    found = _memory_and_workers(plan) if plan.tasks <= HOPELESS * MOST_TASKS else []
+    found += _blocks_that_fit(plan)
+    if not found:
+        return "nothing that would do was found: use smaller matrices"
+    return ", or ".join(found)
+
+
+def _memory_and_workers(plan: MatmulPlan) -> list[str]:
+    """How much memory, and how many workers, would do."""
     cluster, device = plan.cluster, plan.cluster.devices[_worst(plan)]
     found = []
 
@@ -86,10 +95,7 @@ def _advice(plan: MatmulPlan) -> str:
     most = min(max(MOST_WORKERS, 2 * cluster.workers), hardware.MOST_WORKERS)
     if (count := _least(cluster.workers, most, of_workers)) is not None:
         found.append(f"use about {count} such workers")
-    found += _blocks_that_fit(plan)
-    if not found:
-        return "nothing that would do was found: use smaller matrices"
-    return ", or ".join(found)
+    return found
 
 
 def _least(have: int, most: int, fits: Fits) -> int | None:

@@ -35,6 +35,7 @@ from multimm.planning.tiling.grid import (
     Grid,
     Merge,
     ceil_div,
+    keeper,
     merges,
     number_of,
     parts_of,
@@ -420,8 +421,8 @@ class Schedule:
 
     def owner(self, row: int, j: int) -> Coordinate:
         """Who has the complete sum of what is computed."""
-        tree = self.merges(row, j)
-        return self.worker(row, j, tree[-1].owner if tree else 0)
+        part = keeper(self.parts, self.turns[row, j], self.fan_in) if self.parts > 1 else 0
+        return self.worker(row, j, part)
 
     def merges(self, row: int, j: int) -> tuple[Merge, ...]:
         """The additions that sum the parts of a computed block of C."""

@@ -264,3 +264,20 @@ def merges(parts: int, turn: int, fan_in: int = 2) -> tuple[Merge, ...]:
                 found.append(Merge(addends, owners[at], owners[:at] + owners[at + 1 :]))
         turn //= fan_in
     return tuple(found)
+
+
+def keeper(parts: int, turn: int, fan_in: int = 2) -> int:
+    """The part whose worker keeps the sum of all: the owner of the last of `merges`.
+
+    >>> [keeper(5, turn) for turn in range(6)], merges(5, 3)[-1].owner
+    ([0, 1, 2, 3, 4, 4], 3)
+    """
+    levels: list[tuple[int, int]] = []
+    while parts > 1:
+        levels.append((parts, turn))
+        parts, turn = ceil_div(parts, fan_in), turn // fan_in
+    at = 0
+    for slots, turns in reversed(levels):
+        begin = at * fan_in
+        at = begin + turns % min(fan_in, slots - begin)
+    return at
