@@ -15,8 +15,8 @@ from multimm.planning.tiling.grid import ceil_div
 UPLOAD_RATE, UPLOAD_S = 48e9, 2e-3
 #: The same of one at a time, and of what is read from files: 9 ms for 256 MiB on one H200.
 LONE_UPLOAD_RATE = 30e9
-#: And back into new arrays: 57 ms for 1 GiB on one H200 (`multimm.gpu.transfer.pinned_copy`).
-DOWNLOAD_RATE = 18e9
+#: And back into new arrays: 18 to 22 GB/s on four H200s (`multimm.gpu.transfer.pinned_copy`).
+DOWNLOAD_RATE = 20e9
 #: Where chunks are cut for blocks, so many times as much goes up before the first product: those
 #: for other blocks of its k-tile go up meanwhile. On two H200s it began after 79 to 142 ms.
 BEFORE_CUT = 1.7
