@@ -17,6 +17,7 @@ from multimm import products
 from multimm.cluster.describe import described
 from multimm.cluster.plugins.transfer_counter import received_bytes, reset_received_bytes
 from multimm.cluster.plugins.warmup import wait_until_warm
+from multimm.planning.cost import time as planned_time
 
 pytestmark = pytest.mark.gpu
 
@@ -283,6 +284,7 @@ def test_numpy_operands_that_do_not_fit_stay_in_host_memory(gpus, monkeypatch):
         return replace(spec, devices=devices)
 
     monkeypatch.setattr(products, "described", small)
+    monkeypatch.setitem(planned_time.SPILL_RATE, "gpu", 1e9)  # rather than to spill
     with multimm.cluster.start(gpus=gpus, rmm_pool=POOL) as client:
         rng = da.random.default_rng(1)
         a = rng.integers(-8, 9, (8192, 12288), chunks=3000).astype("float32").persist()

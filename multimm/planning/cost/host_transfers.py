@@ -47,9 +47,8 @@ def _uploads(layout: Schedule) -> int:
     if p.in_one:
         return 0
     if p.from_host:  # in the plan's blocks
-        sides = {"a": layout.row_sizes, "b": layout.n_blocks}
-        blocks = sum(len(sides[role]) for role in layout.uploaded)
-        return len(layout.k_tiles) * blocks * layout.row_panels
+        panels = sum(role in layout.uploaded for role, *_ in layout.operand_panels())
+        return len(layout.k_tiles) * panels
     read = {role for role, reads in zip("ab", p.rereadable, strict=True) if reads}
     return sum(layout.spec(role).blocks for role in layout.uploaded if role not in read)
 
