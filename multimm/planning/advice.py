@@ -12,7 +12,7 @@ from multimm.display.units import human
 from multimm.errors import MemoryBudgetError
 from multimm.planning import hardware
 from multimm.planning.hardware import ClusterSpec
-from multimm.planning.limits import HOPELESS, MOST_TASKS, TASK_BYTES
+from multimm.planning.limits import MOST_TASKS, TASK_BYTES
 from multimm.planning.options import Options
 from multimm.planning.tiling.counts import LEAST_EDGE
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 DOUBLINGS = 10
 #: No more workers than so many are looked at, unless there are: each takes longer to plan for.
 MOST_WORKERS = 256
+#: Neither more memory nor more workers are looked for where a plan has so many times the tasks that
+#: are allowed: arbitrary.
+FAR = 100
 #: Plans between the last two of these: what is advised is a quarter too much, at most. No clock
 #: ends the search, so that the same plan is refused in the same words on any machine.
 HALVINGS = 2
@@ -69,7 +72,7 @@ def _advice(plan: MatmulPlan) -> str:
     """All that would do, of memory, workers and blocks."""
     if plan.layout.slow_to_vary:
         return "use smaller matrices, or larger blocks or chunks if they were given"
-    found = _memory_and_workers(plan) if plan.tasks <= HOPELESS * MOST_TASKS else []
+    found = _memory_and_workers(plan) if plan.tasks <= FAR * MOST_TASKS else []
     found += _blocks_that_fit(plan)
     if not found:
         return "nothing that would do was found: use smaller matrices"
