@@ -93,7 +93,8 @@ class Tally:
 _DOES = (
     ("multimm-packed", "packing"),
     (("multimm-cut", "multimm-joined", "multimm-coalesced"), "rechunking"),
-    (("multimm-uploaded", "multimm-downloaded"), "copying to and from GPUs"),
+    ("multimm-uploaded", "copying to GPUs"),
+    ("multimm-downloaded", "multiplying, copying back"),
     ("multimm-sum", "adding"),
     ("multimm-chunk", "cutting C into chunks"),
     ("multimm-", "multiplying"),

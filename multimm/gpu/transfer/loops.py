@@ -45,7 +45,7 @@ class Loops(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What goes to an array from one place in host memory: addresses, and bytes but for rows."""
+    """What goes to an array from one place in host memory: addresses, numbers of rows, bytes."""
 
     target: int  #: the array on the device
     size: int  #: of it
@@ -84,8 +84,11 @@ class Job(NamedTuple):
     done: int = 0
 
 
-#: Words of a row of a table; bytes of a semaphore, at least: it has 32 in glibc and in musl.
-COLUMNS, SEMAPHORE_BYTES = len(Part._fields), 64
+#: The columns of a table, each a word.
+TARGET, SIZE, STEP, WIDTH, FIRST, LAST, OFFSET, LENGTH, SOURCE, STRIDE = range(len(Part._fields))
+COLUMNS = len(Part._fields)
+#: Bytes of a semaphore, at least: it has 32 in glibc and in musl.
+SEMAPHORE_BYTES = 64
 
 
 def loops() -> Loops:
@@ -114,9 +117,9 @@ def _compiled() -> Loops:
     def send(parts, lane, lanes, piece, other, free, done, stream):  # type: ignore[no-untyped-def]
         failed, number, begin = 0, lane, 0
         while begin < len(parts):
-            target, size, step = parts[begin, 0], parts[begin, 1], parts[begin, 2]
+            target, size, step = parts[begin, TARGET], parts[begin, SIZE], parts[begin, STEP]
             end = begin + 1
-            while end < len(parts) and parts[end, 0] == target:
+            while end < len(parts) and parts[end, TARGET] == target:
                 end += 1
             pieces = (size + step - 1) // step
             while number < pieces:
@@ -124,14 +127,14 @@ def _compiled() -> Loops:
                 stop = min(size, start + step)
                 failed = failed or wait(free)
                 for i in range(begin, end):
-                    width, first, offset = parts[i, 3], parts[i, 4], parts[i, 6]
-                    above = min(parts[i, 5], (stop + width - 1) // width)
-                    for row in range(max(first, start // width), above):
-                        at = row * width + offset
-                        low, high = max(start, at), min(stop, at + parts[i, 7])
+                    width, first = parts[i, WIDTH], parts[i, FIRST]
+                    behind = min(parts[i, LAST], (stop + width - 1) // width)
+                    for row in range(max(first, start // width), behind):
+                        at = row * width + parts[i, OFFSET]
+                        low, high = max(start, at), min(stop, at + parts[i, LENGTH])
                         if low < high:
-                            place = parts[i, 8] + (row - first) * parts[i, 9] + low - at
-                            copy(piece + low - start, place, high - low)
+                            source = parts[i, SOURCE] + (row - first) * parts[i, STRIDE]
+                            copy(piece + low - start, source + low - at, high - low)
                 failed = failed or to_device(target + start, piece, stop - start, stream)
                 failed = failed or record(free, stream)
                 piece, other = other, piece
@@ -177,7 +180,8 @@ def _compiled() -> Loops:
                 if result[0] == 0 and up:
                     result[0] = send_all(rows, lane, lanes, piece, other, free, done, stream)
                 elif result[0] == 0:
-                    target, size, step, source = rows[0, 0], rows[0, 1], rows[0, 2], rows[0, 8]
+                    target, source = rows[0, TARGET], rows[0, SOURCE]
+                    size, step = rows[0, SIZE], rows[0, STEP]
                     result[0] = fetch_one(
                         target, source, size, step, lane, lanes, piece, other, free, done, stream
                     )

@@ -2,9 +2,9 @@
 
 Operands of NumPy give results of NumPy. On workers with GPUs each block of such an operand goes up
 to a GPU by a task of its own (`multimm.graph.lowering.host_uploads`), and each block of the result
-comes back by another (`multimm.graph.lowering.host_downloads`). Dask fuses nothing with these: they
-give up their worker's thread while bytes travel, and what it fused would run in no thread of the
-worker's, beside any number of its like, and could not be spilled.
+comes back by the task that makes it, or by another (`multimm.graph.lowering.host_downloads`). Dask
+fuses nothing with these: they give up their worker's thread while bytes travel, and what it fused
+would run in no thread of the worker's, beside any number of its like, and could not be spilled.
 
 Products in between give it up as well (`multiply_beside`), so that it is free for the next copy.
 """
