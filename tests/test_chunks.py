@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import dask
 import dask.array as da
 import numpy as np
@@ -16,6 +18,7 @@ from small import integers
 import multimm
 from multimm.errors import OptionError
 from multimm.planning.spec import H200, ClusterSpec, DeviceSpec, MatrixSpec
+from multimm.planning.tiling.result_chunks import chunks_of, counted, senders
 
 CPU = DeviceSpec("CPU", "cpu", 8 * 10**9, 30.0, 10.0)
 
@@ -135,6 +138,28 @@ def test_slices_of_blocks_stay_with_their_workers(client):
     c, moved = received(client, c)
     assert moved <= whole.bytes_moved + x.nbytes  # which comes from here, to the first who asks
     np.testing.assert_array_equal(c.compute(), x @ x.T)
+
+
+cut_twice = st.integers(0, 12).flatmap(
+    lambda size: st.tuples(*[st.lists(st.integers(0, size), max_size=4)] * 2).map(
+        lambda both: [tuple(np.diff([0, *sorted(ends), size]).tolist()) for ends in both]
+    )
+)
+
+
+@given(axes=st.lists(cut_twice, min_size=1, max_size=3), workers=st.integers(1, 4), data=st.data())
+def test_what_hands_chunks_out_is_what_plans_count(axes, workers, data):
+    """Each chunk is made by who has most of it; what others have of it, cut out, travels there."""
+    chunks, blocks = zip(*axes, strict=True)
+    count = math.prod(map(len, blocks))
+    owners = tuple(data.draw(st.lists(st.integers(0, 2 * workers), min_size=count, max_size=count)))
+    tasks = moved = 0
+    for chunk in chunks_of(chunks, blocks, owners):
+        tasks += 1 + len(senders(chunk.parts, chunk.owner))
+        for rank, parts in chunk.parts.items():
+            if rank % workers != chunk.owner % workers:
+                moved += sum(math.prod(part.shape) for part in parts)
+    assert counted(chunks, blocks, owners, workers) == (tasks, moved)
 
 
 def test_chunks_have_memory_of_their_own():

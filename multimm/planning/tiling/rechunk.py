@@ -160,14 +160,14 @@ def cuts_of(lie: Iterable[list[slice]], where: Where) -> list[Part]:
         Along each axis the `offsets` of blocks: found once for all rectangles of an array.
     where : tuple of slice
     """
-    axes = starmap(_along, zip(lie, where, strict=True))
+    axes = starmap(along, zip(lie, where, strict=True))
     return [Part(*zip(*parts, strict=True)) for parts in product(*axes)]
 
 
-def _along(lie: list[slice], at: slice) -> list[tuple[int, int, slice, slice]]:
+def along(lie: list[slice], at: slice) -> list[tuple[int, int, slice, slice]]:
     """Of each block that a stretch has a part of: its number and size, which part, and where to.
 
-    >>> _along(offsets((4, 4, 4)), slice(2, 8))
+    >>> along(offsets((4, 4, 4)), slice(2, 8))
     [(0, 4, slice(2, 4, None), slice(0, 2, None)), (1, 4, slice(0, 4, None), slice(2, 6, None))]
     """
     if at.start == at.stop:  # of something without elements

@@ -16,7 +16,7 @@ from math import prod
 from typing import NamedTuple
 
 from multimm.planning.tiling.grid import Blocks, remembered
-from multimm.planning.tiling.rechunk import Index, Part, Where, cuts_of, offsets
+from multimm.planning.tiling.rechunk import Index, Part, Where, along, cuts_of, offsets
 
 
 class Chunk(NamedTuple):
@@ -56,13 +56,38 @@ def senders(parts: Mapping[int, Sequence[Part]], owner: int) -> list[int]:
 def counted(
     chunks: tuple[Blocks, ...], blocks: tuple[Blocks, ...], owners: Blocks, workers: int
 ) -> tuple[int, int]:
-    """Tasks that hand chunks out, and elements that travel for it between so many workers."""
-    tasks = moved = 0
-    for chunk in chunks_of(chunks, blocks, owners):
-        tasks += 1 + len(senders(chunk.parts, chunk.owner))
-        sent = (own for at, own in chunk.parts.items() if (at - chunk.owner) % workers)
-        moved += sum(prod(part.shape) for own in sent for part in own)
+    """Tasks that hand chunks out, and elements that travel for it between so many workers.
+
+    Of the chunks that `chunks_of` makes, none of which is made for it.
+    """
+    axes, step = [], 1
+    for own, lie in zip(reversed(chunks), reversed(blocks), strict=True):
+        axes.append(_along_axis(own, lie, step))
+        step *= len(lie)
+    tasks, moved = prod(map(len, chunks)), 0
+    for places in product(*reversed(axes)):
+        if all(len(parts) == 1 for parts in places):
+            continue
+        held: dict[int, int] = {}
+        whole: dict[int, bool] = {}  # of a worker: all that it has is one block
+        for part in product(*places):
+            numbers, lengths, sizes = zip(*part, strict=True)
+            rank = owners[sum(numbers)]
+            whole[rank] = rank not in held and lengths == sizes
+            held[rank] = held.get(rank, 0) + prod(lengths)
+        owner = max(held, key=held.__getitem__)
+        tasks += sum(rank != owner and not whole[rank] for rank in held)
+        moved += sum(size for rank, size in held.items() if (rank - owner) % workers)
     return tasks, moved
+
+
+def _along_axis(chunks: Blocks, blocks: Blocks, step: int) -> list[list[tuple[int, int, int]]]:
+    """By chunk, of each block that it has a part of: `step` times its number, the part, and all."""
+    lie = offsets(blocks)
+    return [
+        [(number * step, cut.stop - cut.start, size) for number, size, cut, _ in along(lie, at)]
+        for at in offsets(chunks)
+    ]
 
 
 @remembered
