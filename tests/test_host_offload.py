@@ -132,6 +132,7 @@ def test_a_block_and_its_way_back_are_one_task_unless_another_needs_the_block(mo
 
         np.testing.assert_array_equal(c.compute(), x @ y)
         assert made() == (4, 0)
+        soon(lambda: not cluster.scheduler.tasks)  # it keeps to what it was told of a key
         first, second = client.compute([c, d])
         np.testing.assert_array_equal(first.result(), x @ y)
         np.testing.assert_array_equal(second.result(), (x @ y) @ (x @ y))
