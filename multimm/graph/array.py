@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -68,7 +69,7 @@ def build(
     addend = None if c is None else Operand("c", c, layout, False, keys.uploaded("c"))
     if c is not None:
         parents.append(c)
-    tasks: dict[Key, LabelledTask] = {**_tasks(operands, addend, step, keys)}
+    tasks: Mapping[Key, LabelledTask] = _tasks(operands, addend, step, keys)
     owners = tuple(map(cluster.number, layout.result.owners(cluster.workers)))
     reads = {
         x.array.name: (x.role, x.transposed, x.chunks)
@@ -77,7 +78,7 @@ def build(
     }
     name = keys.name("chunk" if layout.result.hands_out else "matmul")
     if layout.problem.downloaded and not layout.problem.in_one:
-        tasks |= downloads(name, keys, download_limit(layout, cluster))
+        tasks = {**tasks, **downloads(name, keys, download_limit(layout, cluster))}
         name = keys.name("downloaded")
     layer = ProductLayer(tasks, owners, cluster.workers, reads)
     high = HighLevelGraph.from_collections(name, layer, dependencies=parents)

@@ -12,7 +12,7 @@ import numpy as np
 from dask._task_spec import Alias, Task
 from dask.blockwise import Blockwise
 
-from multimm.graph.block_task import BlockTask, Key, LabelledTask, Place, within
+from multimm.graph.block_task import BlockTask, Key, Place, within
 from multimm.graph.label import Kind
 from multimm.graph.layers import TaskLayer
 from multimm.graph.rearranged import RearrangedLayer
@@ -85,7 +85,7 @@ class ProductLayer(TaskLayer):
 
         A block that only its download needs is brought back by the task that makes it.
         """
-        kept: dict[Key, Task] = {}
+        kept: dict[Key, Any] = {}
         barriers: dict[Key, BlockTask] = {}
         needed = {key for key in keys if key in self.mapping}
         while needed:
@@ -105,15 +105,14 @@ class ProductLayer(TaskLayer):
             kept[key] = BlockTask(
                 key, barrier.func, *waits, label=barrier.label, place=barrier.place
             )
-        uses = Counter(chain.from_iterable(task.dependencies for task in kept.values()))
-        uses.update(keys)
-        for key, task in [*kept.items()]:
-            if not (isinstance(task, LabelledTask) and task.func is download):
-                continue
-            (below,) = task.dependencies
-            if uses[below] == 1 and below in kept:
-                own = task.label, task.kwargs["limit"]
-                kept[key] = within(kept.pop(below), bring_back, *own, key=key)
+        if back := [task for task in kept.values() if task.func is download]:
+            uses = Counter(chain.from_iterable(task.dependencies for task in kept.values()))
+            uses.update(keys)
+            for task in back:
+                (below,) = task.dependencies
+                if uses[below] == 1 and below in kept:
+                    own = task.label, task.kwargs["limit"]
+                    kept[task.key] = within(kept.pop(below), bring_back, *own, key=task.key)
         needs = {key: set(task.dependencies) for key, task in kept.items()}
         return TaskLayer(kept, self.annotations), needs
 

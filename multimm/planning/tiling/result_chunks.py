@@ -62,7 +62,7 @@ def counted(
     """
     axes, step = [], 1
     for own, lie in zip(reversed(chunks), reversed(blocks), strict=True):
-        axes.append(_along_axis(own, lie, step))
+        axes.append(_parts_along(own, lie, step))
         step *= len(lie)
     tasks, moved = prod(map(len, chunks)), 0
     for places in product(*reversed(axes)):
@@ -81,7 +81,7 @@ def counted(
     return tasks, moved
 
 
-def _along_axis(chunks: Blocks, blocks: Blocks, step: int) -> list[list[tuple[int, int, int]]]:
+def _parts_along(chunks: Blocks, blocks: Blocks, step: int) -> list[list[tuple[int, int, int]]]:
     """By chunk, of each block that it has a part of: `step` times its number, the part, and all."""
     lie = offsets(blocks)
     return [
