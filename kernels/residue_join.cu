@@ -23,7 +23,7 @@
 #define SINGLE 0
 #endif
 #if !defined(PARTS) || !defined(SINGLE)
-#error "PARTS and SINGLE must be defined: see multimm.gpu.residues.launch"
+#error "PARTS and SINGLE must be defined: see multimm.gpu.residues.gemm"
 #endif
 
 #include "common/residues.cuh"

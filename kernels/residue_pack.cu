@@ -24,7 +24,7 @@
 #define SINGLE 0
 #endif
 #if !defined(ALONG_K) || !defined(PARTS) || !defined(SINGLE)
-#error "ALONG_K, PARTS and SINGLE must be defined: see multimm.gpu.residues.launch"
+#error "ALONG_K, PARTS and SINGLE must be defined: see multimm.gpu.residues.gemm"
 #endif
 
 #include "common/residues.cuh"

@@ -11,8 +11,7 @@ from numpy.typing import DTypeLike
 from multimm.contractions import labelled
 from multimm.contractions.plans import ContractionPlan, plan_einsum, plan_tensordot
 from multimm.errors import DTypeError, OptionError, ShapeError
-from multimm.gpu import requested_dtype
-from multimm.gpu.dtypes import result_dtype
+from multimm.gpu.dtypes import requested, result_dtype
 from multimm.gpu.emulated.packed import check_promise
 from multimm.gpu.kernel_selection import Precision, check_precision
 from multimm.gpu.problem import check_beta
@@ -280,7 +279,7 @@ def _packed_gemm(
     precision: Precision, dtype: DTypeLike | None,
 ) -> Array:  # fmt: skip
     """As gemm, with an operand that was packed before."""
-    if dtype is not None and requested_dtype.named(dtype) != np.float32:
+    if dtype is not None and requested(dtype) != np.float32:
         raise DTypeError(f"dtype={dtype}: products of packed operands are float32; pass the arrays")
     if isinstance(alpha, complex) or isinstance(beta, complex):
         raise OptionError(f"alpha={alpha} and beta={beta}: with a packed operand they must be real")

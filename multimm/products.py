@@ -14,8 +14,17 @@ from multimm.cluster.describe import described
 from multimm.cluster.inspect.cluster_spec import Holders, listed_with
 from multimm.cluster.local import local
 from multimm.errors import DTypeError, MemoryBudgetError, OptionError, ShapeError
-from multimm.gpu import dtypes, requested_dtype
-from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, on_devices, result_dtype
+from multimm.gpu.dtypes import (
+    accumulate_dtype,
+    check_requested,
+    gemm_dtype,
+    named,
+    on_devices,
+    requested,
+    result_dtype,
+    scalars_for,
+    sums_for,
+)
 from multimm.gpu.integers.bounds import is_narrow
 from multimm.gpu.integers.gemm import TENSOR_CORES, format_of
 from multimm.gpu.integers.overflow import warn_of_overflow
@@ -38,7 +47,6 @@ from multimm.graph.made_again import maker_of, unsure
 from multimm.graph.same_values import same_values
 from multimm.graph.shared_reads import reads_of
 from multimm.graph.tasks import multiply
-from multimm.graph.tasks.half_precision import becomes_float32, scheme_of
 from multimm.operands import (
     Array,
     arrays,
@@ -207,17 +215,17 @@ class Product(NamedTuple):
             cluster.on_gpus
             and any(x.hosted if isinstance(x, MatrixSpec) else is_dask(x) for x in given)
             and not any(map(on_gpu, self._arrays))
-            and all(on_devices(dtypes.named(str(x.dtype))) for x in (*given, self.step))
+            and all(on_devices(named(str(x.dtype))) for x in (*given, self.step))
         )
 
     def _pack_scheme(self, cluster: ClusterSpec, gpu: bool, int8: bool) -> str:
         """The precision for which operand blocks are packed, empty where they never are."""
         step = self.step
         dtypes = (self.a.dtype, self.b.dtype, step.dtype)
-        narrow = step.accumulate == "float32" and all(map(becomes_float32, dtypes))
+        narrow = step.accumulate == "float32" and all(map(multiply.becomes_float32, dtypes))
         # The real numbers in them.
         narrow |= step.accumulate == "complex64" and "complex64" in map(str, dtypes[:2])
-        scheme: str = scheme_of(step.precision, self.a.dtype, self.b.dtype)
+        scheme: str = multiply.scheme_of(step.precision, self.a.dtype, self.b.dtype)
         if int8 and str(self.a.dtype) in DOUBLE:
             return BY_RESIDUES
         able = gpu and all(scheme in device.packs for device in cluster.devices)
@@ -237,9 +245,7 @@ class Product(NamedTuple):
     def _exact(self, cluster: ClusterSpec, gpu: bool) -> str:
         """The format that integers are multiplied in (`format_of`), empty for other operands."""
         able = gpu and all(TENSOR_CORES in device.packs for device in cluster.devices)
-        return format_of(
-            _dtype(self.a), _dtype(self.b), self._k, dtypes.named(self.step.accumulate), able
-        )
+        return format_of(_dtype(self.a), _dtype(self.b), self._k, named(self.step.accumulate), able)
 
     def _problem(
         self, cluster: ClusterSpec, holders: Holders, *, hosted: bool, **units: Any
@@ -363,12 +369,12 @@ def _dtypes(
     if dtype is None:
         out = gemm_dtype(alpha, result_dtype(*dtypes), beta, added)
         return accumulate_dtype(*dtypes), out, alpha, beta
-    out = requested_dtype.named(dtype)
-    requested_dtype.check(*dtypes, alpha, beta, added, out)
+    out = requested(dtype)
+    check_requested(*dtypes, alpha, beta, added, out)
     if not on_devices(out) and any(map(on_gpu, _arrays(a, b, c))):
         raise DTypeError(f"dtype={out}: GPUs have no such numbers; ask for float64, or complex128")
-    sums = requested_dtype.sums(*dtypes, a.shape[-2 if trans_a else -1], out)
-    return sums, out, *requested_dtype.scalars(alpha, beta, out)
+    sums = sums_for(*dtypes, a.shape[-2 if trans_a else -1], out)
+    return sums, out, *scalars_for(alpha, beta, out)
 
 
 def _as_stored(a: Given, b: Given, step: multiply.Step) -> tuple[Given, Given, multiply.Step]:
@@ -401,7 +407,7 @@ def _arrays(*given: Given) -> list[Array]:
 
 
 def _dtype(x: Given) -> np.dtype[Any]:
-    return dtypes.named(x.dtype) if isinstance(x, MatrixSpec) else x.dtype
+    return named(x.dtype) if isinstance(x, MatrixSpec) else x.dtype
 
 
 def _rank(plan: MatmulPlan) -> tuple[bool, float]:

@@ -140,7 +140,7 @@ def _bytes(bench: Bench, n: int) -> None:
     import cupy
 
     from multimm.gpu.residues.formats import FORMATS
-    from multimm.gpu.residues.launch import WORDS, looked_at, multiplied
+    from multimm.gpu.residues.gemm import WORDS, looked_at, multiplied
 
     count = FORMATS["float64"].usual
     operand = looked_at(

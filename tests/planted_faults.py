@@ -634,7 +634,7 @@ INTEGERS = (
     ),
     Fault(
         "integers: whole scalars take sums beyond int32",
-        "gpu/requested_dtype.py",
+        "gpu/dtypes.py",
         "(alpha if alpha == 1 else alpha * 1.0)",
         "alpha",
         "dtype -k scalars",

@@ -21,7 +21,7 @@ from multimm.gpu.emulated.configs import (
 from multimm.gpu.emulated.outliers import residual_defines
 from multimm.gpu.emulated.pack import BLOCKS, held_on, pack_defines
 from multimm.gpu.integers.tensor_cores import MMA_CONFIGS, WGMMA_CONFIGS
-from multimm.gpu.residues.launch import KERNELS
+from multimm.gpu.residues.gemm import KERNELS
 from multimm.gpu.runtime import file_cache, launch, nvrtc
 from multimm.gpu.runtime import jit as compiling
 from multimm.gpu.runtime.kernel_source import kernel_text

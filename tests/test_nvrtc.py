@@ -17,7 +17,7 @@ from multimm.gpu.elementwise.reduce import CAPACITIES, AddConfig
 from multimm.gpu.elementwise.transpose import TransposeConfig
 from multimm.gpu.emulated import broad
 from multimm.gpu.emulated.configs import SPLIT_REGISTRY
-from multimm.gpu.residues.launch import KERNELS
+from multimm.gpu.residues.gemm import KERNELS
 from multimm.gpu.runtime import nvrtc
 from multimm.gpu.runtime.jit import compile_text
 from multimm.gpu.runtime.kernel_source import kernel_text

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from residue_reference import doubles, joined, looked_at, packed, residues, statistics
 
 from multimm.errors import KernelError
-from multimm.gpu.residues import launch, moduli
+from multimm.gpu.residues import gemm, moduli
 from multimm.gpu.residues.certificate import Rows, keeps_bound
 from multimm.gpu.residues.formats import FORMATS
 from multimm.gpu.residues.moduli import (
@@ -141,7 +141,7 @@ def test_numbers_of_more_limbs_are_refused():
 
 
 def test_plans_know_when_they_pay():
-    assert memory.RESIDUE_K == launch.STRETCH
+    assert memory.RESIDUE_K == gemm.STRETCH
     assert {name: x[2:] for name, x in RESIDUES.items()} == {
         name: (x.start, x.packed, x.joined) for name, x in FORMATS.items()
     }

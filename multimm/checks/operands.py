@@ -13,8 +13,15 @@ from multimm.checks.rule import Rule, make_rule, rank, row_rule, wider
 from multimm.checks.tasks import declared
 from multimm.cluster.describe import describe
 from multimm.errors import DTypeError, MultimmError, OptionError, ShapeError, integer
-from multimm.gpu import requested_dtype
-from multimm.gpu.dtypes import accumulate_dtype, gemm_dtype, on_devices, result_dtype
+from multimm.gpu.dtypes import (
+    accumulate_dtype,
+    check_requested,
+    gemm_dtype,
+    on_devices,
+    requested,
+    result_dtype,
+    sums_for,
+)
 from multimm.gpu.integers.bounds import is_narrow
 from multimm.gpu.kernel_selection import Precision, check_held
 from multimm.operands import (
@@ -112,15 +119,15 @@ def _requested(
     k: int,
 ) -> tuple[DType | None, bool]:
     """What a product with ``dtype=`` is summed in, and whether no sum of it is rounded."""
-    requested = requested_dtype.named(dtype)
-    requested_dtype.check(a, b, *scale, c0, requested)
-    if requested.name != c.name:
+    wanted = requested(dtype)
+    check_requested(a, b, *scale, c0, wanted)
+    if wanted.name != c.name:
         raise DTypeError(
-            f"c has dtype {c}, which no product with dtype={requested} has: check it before it is "
+            f"c has dtype {c}, which no product with dtype={wanted} has: check it before it is "
             "converted, or leave dtype out"
         )
-    sums = requested_dtype.sums(a, b, k, requested)
-    exact = is_narrow(a) and is_narrow(b) and requested.kind in "fc"
+    sums = sums_for(a, b, k, wanted)
+    exact = is_narrow(a) and is_narrow(b) and wanted.kind in "fc"
     return (None if exact else sums), exact
 
 

@@ -12,8 +12,7 @@ from multimm.contractions.einsum_chunks import Rule, limited_chunks
 from multimm.contractions.steps import Contraction, contraction
 from multimm.contractions.subscripts import of_einsum, of_lists, of_tensordot
 from multimm.errors import DTypeError, OptionError, ShapeError, integer
-from multimm.gpu import requested_dtype
-from multimm.gpu.dtypes import result_dtype
+from multimm.gpu.dtypes import requested, result_dtype
 from multimm.gpu.kernel_selection import Precision, check_precision
 from multimm.operands import Array, Contracted, arrays, as_dask, check_same_device, is_dask
 
@@ -380,7 +379,7 @@ def _empty_at_once(x: da.Array) -> da.Array:
 
 def _castable(given: list[Array], dtype: Any) -> np.dtype[Any]:
     """The dtype that was asked for; NumPy takes one that holds every value of each operand."""
-    wanted = requested_dtype.named(dtype)
+    wanted = requested(dtype)
     for x in given:
         if not np.can_cast(x.dtype, wanted, "safe"):
             raise DTypeError(

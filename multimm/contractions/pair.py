@@ -20,13 +20,12 @@ from dask.array.core import common_blockdim
 
 from multimm.contractions.einsum_chunks import limited_chunks
 from multimm.contractions.subscripts import Label, Labels, written
-from multimm.gpu.dtypes import accumulate_dtype, common_dtype
+from multimm.gpu.dtypes import HALVES, accumulate_dtype, common_dtype
 from multimm.gpu.integers.bounds import is_narrow
 from multimm.gpu.kernel_selection import Precision
 from multimm.graph.lazy_views import peel, permuted
 from multimm.graph.rearranged import flattened, grouped_chunks, split
 from multimm.graph.taken_apart import by_its_tasks, of_stored_blocks, with_makers
-from multimm.graph.tasks.half_precision import HALVES
 from multimm.operands import Array, is_dask, on_gpu
 from multimm.planning.tiling.grid import Blocks
 from multimm.products import NOTHING_FIXED, Product, checked

@@ -46,7 +46,7 @@ from multimm.gpu.emulated.configs import (
 )
 from multimm.gpu.emulated.outliers import residual_defines
 from multimm.gpu.emulated.pack import held_on, pack_defines
-from multimm.gpu.residues.launch import KERNELS as RESIDUE_KERNELS
+from multimm.gpu.residues.gemm import KERNELS as RESIDUE_KERNELS
 from multimm.gpu.runtime import file_cache
 from multimm.gpu.runtime.jit import compiled_file, kept_stems, stem_of
 from multimm.gpu.runtime.kernel_source import kernel_text

@@ -20,9 +20,8 @@ from multimm.gpu.transfer.pinned_copy import threads_beside_a_gpu
 from multimm.graph.block_task import Block
 from multimm.graph.lowering.rechunk import join
 from multimm.graph.lowering.symmetric import link_diagonal
-from multimm.graph.tasks.half_precision import FLOAT32
 from multimm.graph.tasks.host_offload import download, upload
-from multimm.graph.tasks.multiply import Step, add, multiply, pack, transpose
+from multimm.graph.tasks.multiply import FLOAT32, Step, add, multiply, pack, transpose
 from multimm.graph.tasks.sub_blocks import SubBlocks
 
 #: Rows and columns of the result, and k: the least that gets the kernels of large blocks. All of

@@ -27,7 +27,7 @@ SLICED, SLICED_SHARE, SLICES = 2**26, 16, 63
 #: computed in; and how much of k is converted at a time (`multimm.gpu.integers.float_blas.MOST`).
 #: Digits are more numbers of a shorter k.
 EXACT_BYTES, EXACT_K = {"tf32": 4, "float32": 4, "float64": 8, "digits": 8}, 4096
-#: How much of k is packed as residues at a time (`multimm.gpu.residues.launch.STRETCH`).
+#: How much of k is packed as residues at a time (`multimm.gpu.residues.gemm.STRETCH`).
 RESIDUE_K = 2**15
 
 
