@@ -16,13 +16,36 @@ from ctypes import CFUNCTYPE, c_int, c_size_t
 from functools import cache
 from types import SimpleNamespace
 
+import numba
 import numpy as np
 import pytest
 from clusters import soon
+from commands import python
+from numba import njit
 
 from multimm.gpu.transfer import loops, pinned_copy
 
 PIECE = 64  # bytes
+COMPILED = "multimm.gpu.transfer.compiled_loops"
+
+#: Copies with the loops, on a driver whose functions lie elsewhere in each process.
+COPIES = """
+import numpy as np
+from test_transfer_loops import PIECE, LateDriver, loops
+
+driver = LateDriver()
+loops._driver = lambda: driver
+x, back = np.arange(PIECE, dtype=np.uint8), np.zeros(PIECE, np.uint8)
+pieces = [np.zeros(PIECE, np.uint8) for _ in range(2)]
+ends = [piece.ctypes.data for piece in pieces] + [1, 2, 99]
+made = loops.loops()
+failed = made.fetch(back.ctypes.data, x.ctypes.data, PIECE, PIECE, 0, 1, *ends)
+ways = [getattr(made, name) for name in made._fields]
+taken = all(way.stats.cache_hits for way in ways)
+assert taken or not any(way.stats.cache_hits for way in ways)
+assert not failed and (x == back).all()
+print("taken" if taken else "compiled")
+"""
 
 
 class LateDriver:
@@ -31,14 +54,12 @@ class LateDriver:
     def __init__(self) -> None:
         self.begin()
         word = c_size_t
-        self.functions = {
-            "cuMemcpyHtoDAsync_v2": CFUNCTYPE(c_int, word, word, word, word)(self.copy),
-            "cuMemcpyDtoHAsync_v2": CFUNCTYPE(c_int, word, word, word, word)(self.copy),
-            "cuEventRecord": CFUNCTYPE(c_int, word, word)(self.record),
-            "cuEventSynchronize": CFUNCTYPE(c_int, word)(self.wait),
-            "cuStreamWaitEvent": CFUNCTYPE(c_int, word, word, word)(self.order),
-            "cuStreamSynchronize": CFUNCTYPE(c_int, word)(self.finish),
-        }
+        self.cuMemcpyHtoDAsync_v2 = CFUNCTYPE(c_int, word, word, word, word)(self.copy)
+        self.cuMemcpyDtoHAsync_v2 = CFUNCTYPE(c_int, word, word, word, word)(self.copy)
+        self.cuEventRecord = CFUNCTYPE(c_int, word, word)(self.record)
+        self.cuEventSynchronize = CFUNCTYPE(c_int, word)(self.wait)
+        self.cuStreamWaitEvent = CFUNCTYPE(c_int, word, word, word)(self.order)
+        self.cuStreamSynchronize = CFUNCTYPE(c_int, word)(self.finish)
 
     def begin(self, at_once=False):
         """Forget what was; copies land late, or at once."""
@@ -87,9 +108,22 @@ def compiled():
     """A driver, and the loops compiled for it, which takes a second."""
     driver = LateDriver()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loops, "_driver", lambda name, words: driver.functions[name])
+        patch.setattr(loops, "_driver", lambda: driver)
+        patch.delitem(sys.modules, COMPILED, raising=False)
+        # Code that is kept could be the one that calls the real driver.
+        patch.setattr(numba, "njit", lambda *types, cache=True, **given: njit(*types, **given))
         driver.loops = loops._compiled.__wrapped__()
+        patch.delitem(sys.modules, COMPILED)
     return driver
+
+
+@pytest.mark.slow
+def test_what_one_process_has_compiled_another_one_takes(tmp_path):
+    """Addresses of the driver's functions differ from process to process."""
+    script = tmp_path / "copies.py"
+    script.write_text(COPIES)
+    said = [python(script, env={"NUMBA_CACHE_DIR": str(tmp_path)}).stdout for _ in range(2)]
+    assert said == ["compiled\n", "taken\n"]
 
 
 @pytest.fixture

@@ -53,6 +53,7 @@ from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.runtime.launch import way_of
 from multimm.gpu.simt.configs import INSTEAD, REGISTRY, entry_named
 from multimm.gpu.simt.load_paths import alike, widest
+from multimm.gpu.transfer.loops import loops
 
 #: Configurations of large blocks in plain FP32, and of symmetric products of tall ones.
 LARGE, TALL = ("large", "turned", "quick", "quick_turned"), ("wide",)
@@ -219,7 +220,11 @@ def compile_absent(capability: int, processes: int) -> None:
         count = max(1, min(processes, MOST_PROCESSES, len(jobs)))
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(count, spawn) as pool:
-            list(pool.map(_compile, jobs, [capability] * len(jobs)))
+            compiling = pool.map(_compile, jobs, [capability] * len(jobs))
+            if jobs:  # nothing is there yet: likely not even what copies host memory
+                with suppress(ImportError, OSError):
+                    loops()
+            list(compiling)
     except Exception as error:
         raise SystemExit(cause(error)) from None
 

@@ -3,7 +3,8 @@
 The event loop of a worker that is connected through UCXX never sleeps, and Python has it give the
 interpreter to another thread after 5 ms only. Beside a thread that polls like it, lanes that ask
 for the interpreter for each piece carried 4 to 14 GB/s of 50; 29, where threads give way after 10
-us. So their loops are compiled, by Numba, in a second or two, once in a process: 44.
+us. So their loops are compiled, by Numba (`compiled_loops`), in a second or two, once on a machine:
+44.
 
 Nor does a lane ask for the interpreter between arrays: it waits for the next one at a semaphore.
 Who has an array to copy posts that, and asks for the interpreter once, when all lanes are done.
@@ -12,6 +13,7 @@ Who has an array to copy posts that, and asks for the interpreter once, when all
 from __future__ import annotations
 
 import ctypes
+import importlib
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -45,7 +47,10 @@ class Loops(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What goes to an array from one place in host memory: addresses, numbers of rows, bytes."""
+    """What goes to an array from one place in host memory: addresses, numbers of rows, bytes.
+
+    `compiled_loops` names the columns of a table by these.
+    """
 
     target: int  #: the array on the device
     size: int  #: of it
@@ -84,120 +89,45 @@ class Job(NamedTuple):
     done: int = 0
 
 
-#: The columns of a table, each a word.
-TARGET, SIZE, STEP, WIDTH, FIRST, LAST, OFFSET, LENGTH, SOURCE, STRIDE = range(len(Part._fields))
-COLUMNS = len(Part._fields)
 #: Bytes of a semaphore, at least: it has 32 in glibc and in musl.
 SEMAPHORE_BYTES = 64
 
 
 def loops() -> Loops:
-    """Compile them, or wait until another thread has."""
+    """Compile them, or take what an earlier process has compiled; or wait until another thread has.
+
+    Raises
+    ------
+    OSError
+        There is no CUDA driver.
+    """
     with _compiling:
         return _compiled()
 
 
 @cache
 def _compiled() -> Loops:
-    """Compile them.
+    from llvmlite import binding
 
-    Of two pieces, one is filled or emptied while the other one is on its way; an event says when
-    the last copy from or to it is done.
-    """
-    from numba import njit
+    for name, function in _called(_driver()).items():
+        binding.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
+    module = importlib.import_module("multimm.gpu.transfer.compiled_loops")
+    return Loops(*(getattr(module, way) for way in Loops._fields))
 
-    to_device = _driver("cuMemcpyHtoDAsync_v2", 4)
-    to_host = _driver("cuMemcpyDtoHAsync_v2", 4)
-    record, wait = _driver("cuEventRecord", 2), _driver("cuEventSynchronize", 1)
-    order, finish = _driver("cuStreamWaitEvent", 3), _driver("cuStreamSynchronize", 1)
-    pause, post = _library("sem_wait", 1), _library("sem_post", 1)
-    copy: Any = ctypes.CDLL(None).memcpy
-    copy.argtypes, copy.restype = [_WORD] * 3, _WORD
 
-    def send(parts, lane, lanes, piece, other, free, done, stream):  # type: ignore[no-untyped-def]
-        failed, number, begin = 0, lane, 0
-        while begin < len(parts):
-            target, size, step = parts[begin, TARGET], parts[begin, SIZE], parts[begin, STEP]
-            end = begin + 1
-            while end < len(parts) and parts[end, TARGET] == target:
-                end += 1
-            pieces = (size + step - 1) // step
-            while number < pieces:
-                start = number * step
-                stop = min(size, start + step)
-                failed = failed or wait(free)
-                for i in range(begin, end):
-                    width, first = parts[i, WIDTH], parts[i, FIRST]
-                    behind = min(parts[i, LAST], (stop + width - 1) // width)
-                    for row in range(max(first, start // width), behind):
-                        at = row * width + parts[i, OFFSET]
-                        low, high = max(start, at), min(stop, at + parts[i, LENGTH])
-                        if low < high:
-                            source = parts[i, SOURCE] + (row - first) * parts[i, STRIDE]
-                            copy(piece + low - start, source + low - at, high - low)
-                failed = failed or to_device(target + start, piece, stop - start, stream)
-                failed = failed or record(free, stream)
-                piece, other = other, piece
-                free, done = done, free
-                number += lanes
-            number -= pieces
-            begin = end
-        return failed
-
-    def fetch(target, source, size, step, lane, lanes, piece, other, free, done, stream):  # type: ignore[no-untyped-def]
-        failed, apart = 0, lanes * step
-        for start in range(lane * step, size + 2 * apart, apart):
-            before = start - 2 * apart  # has arrived in this piece
-            if before >= 0 and before < size:
-                failed = failed or wait(free)
-                copy(target + before, piece, min(step, size - before))
-            if start < size:
-                failed = failed or to_host(piece, source + start, min(step, size - start), stream)
-                failed = failed or record(free, stream)
-            piece, other = other, piece
-            free, done = done, free
-        return failed
-
-    def compiled(loop: Callable[..., int], *first: str) -> Callable[..., int]:
-        arguments = [*first, *["i8"] * (loop.__code__.co_argcount - len(first))]
-        made: Callable[..., int] = njit(f"i8({','.join(arguments)})", nogil=True)(loop)
-        return made
-
-    send_all, fetch_one = compiled(send, "i8[:,::1]"), compiled(fetch)
-
-    def serve(jobs, own, up, lane, piece, other, free, done, stream):  # type: ignore[no-untyped-def]
-        number, result = 0, np.zeros(1, np.int64)
-        while True:
-            while pause(own):  # a signal has come
-                pass
-            lanes, ready, table, parts, failed, end = jobs[number % len(jobs)]
-            if lanes == 0:
-                return number
-            if lane < lanes:
-                rows = np.empty((parts, COLUMNS), np.int64)
-                copy(rows.ctypes.data, table, rows.nbytes)
-                result[0] = order(stream, ready, 0)
-                if result[0] == 0 and up:
-                    result[0] = send_all(rows, lane, lanes, piece, other, free, done, stream)
-                elif result[0] == 0:
-                    target, source = rows[0, TARGET], rows[0, SOURCE]
-                    size, step = rows[0, SIZE], rows[0, STEP]
-                    result[0] = fetch_one(
-                        target, source, size, step, lane, lanes, piece, other, free, done, stream
-                    )
-                arrived = finish(stream)
-                result[0] = result[0] or arrived
-                copy(failed + lane * result.itemsize, result.ctypes.data, result.itemsize)
-            post(end)
-            number += 1
-
-    def wait_for(semaphore, posts):  # type: ignore[no-untyped-def]
-        for _ in range(posts):
-            while pause(semaphore):
-                pass
-        return 0
-
-    return Loops(send_all, fetch_one, compiled(serve, "i8[:,::1]"), compiled(wait_for))
+def _called(driver: Any) -> dict[str, Any]:
+    """What the loops call, by the names that they have for it."""
+    return {
+        "multimm_to_device": driver.cuMemcpyHtoDAsync_v2,
+        "multimm_to_host": driver.cuMemcpyDtoHAsync_v2,
+        "multimm_record": driver.cuEventRecord,
+        "multimm_wait": driver.cuEventSynchronize,
+        "multimm_order": driver.cuStreamWaitEvent,
+        "multimm_finish": driver.cuStreamSynchronize,
+        "multimm_pause": _library("sem_wait", 1),
+        "multimm_post": _library("sem_post", 1),
+        "multimm_copy": ctypes.CDLL(None).memcpy,
+    }
 
 
 class Semaphore:
@@ -214,16 +144,13 @@ class Semaphore:
         _library("sem_post", 1)(self.address)
 
 
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
 @cache
 def _library(name: str, words: int) -> Any:
     """A function of the C library."""
     function = getattr(ctypes.PyDLL(None), name)
-    function.argtypes, function.restype = [_WORD] * words, ctypes.c_int
-    return function
-
-
-def _driver(name: str, words: int) -> Any:
-    """A function of the CUDA driver."""
-    function = getattr(ctypes.CDLL("libcuda.so.1"), name)
     function.argtypes, function.restype = [_WORD] * words, ctypes.c_int
     return function
