@@ -1,8 +1,9 @@
 """The kernels that most products launch, compiled to files by many processes at once.
 
-One by one, as products ask for them, they take up to three seconds each on the first day of a
+One by one, as products ask for them, they take up to five seconds each on the first day of a
 machine, before the first task and in the middle of products of other kinds. Processes, because
 NVRTC lets the threads of one wait for each other. They need no GPU: they work while workers start.
+NVRTC keeps what it has compiled as well (`CUDA_CACHE_PATH`), from 12.9 on.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from multimm.gpu.arch import (
     LOWER,
     UNLESS_REFUSED,
     ArchLimits,
+    Device,
     Guard,
     limits_for,
 )
@@ -46,13 +48,15 @@ from multimm.gpu.emulated.configs import (
 )
 from multimm.gpu.emulated.outliers import residual_defines
 from multimm.gpu.emulated.pack import held_on, pack_defines
+from multimm.gpu.kernel_selection import SINGLE, Precision
 from multimm.gpu.residues.gemm import KERNELS as RESIDUE_KERNELS
 from multimm.gpu.runtime import file_cache
 from multimm.gpu.runtime.jit import compiled_file, kept_stems, stem_of
 from multimm.gpu.runtime.kernel_source import kernel_text
 from multimm.gpu.runtime.launch import way_of
-from multimm.gpu.simt.configs import INSTEAD, REGISTRY, entry_named
+from multimm.gpu.simt.configs import INSTEAD, REGISTRY, choose, entry_named
 from multimm.gpu.simt.load_paths import alike, widest
+from multimm.gpu.strides import GemmSizes
 from multimm.gpu.transfer.loops import loops
 
 #: Configurations of large blocks in plain FP32, and of symmetric products of tall ones.
@@ -64,7 +68,7 @@ _BOTH = (False, True)
 MOST_PROCESSES = 32
 #: What else starts meanwhile has the cores first.
 NICE = 10
-#: Rows and columns of a block that is turned; any large ones.
+#: Rows and columns of a large block.
 _LARGE_SIDE = 8192
 
 
@@ -76,13 +80,25 @@ class Wanted(NamedTuple):
     specific: bool = False
 
 
+def precisions(capability: int) -> list[Precision]:
+    """Those that operands are packed for, and "ieee" only where "float32" is computed so.
+
+    Its kernels take as long to compile as all others.
+    """
+    paying = precisions_that_pay(capability, _MULTIPROCESSORS)
+    return [x for x in SINGLE if x in paying or (x == "ieee" and "float32" not in paying)]
+
+
 def wanted(capability: int) -> Iterator[Wanted]:
-    """What is worth compiling for a GPU: of packed operands, for precisions that they pay for."""
+    """What is worth compiling for a GPU, for its `precisions`."""
     paying = precisions_that_pay(capability, _MULTIPROCESSORS)
     turns = [widest(*trans) for trans in product(_BOTH, _BOTH)]
-    yield from _plain(turns)
-    if paying:
+    if paying:  # longest first, lest the others be waited for
         yield from _packed(limits_for(capability), paying, turns)
+    if "ieee" in precisions(capability):
+        yield from _plain(turns)
+    else:
+        yield _measured(limits_for(capability))
     # What takes some tenths of a second each comes last.
     yield Wanted("copy_pieces.cu", DEFINES)
     if paying:
@@ -96,6 +112,13 @@ def wanted(capability: int) -> Iterator[Wanted]:
     for parts, guard in product(CAPACITIES, guards):
         defines = (*sum_config(parts, 16).defines().items(), *guard)
         yield Wanted("add_partials.cu", defines)
+
+
+def _measured(limits: ArchLimits) -> Wanted:
+    """The one kernel of plain FP32 whose rate the first start measures."""
+    sizes = GemmSizes(_LARGE_SIDE, _LARGE_SIDE, _LARGE_SIDE)
+    config = choose(sizes, Device(limits, _MULTIPROCESSORS), 1)
+    return Wanted("sgemm_ffma.cu", (*config.defines().items(), *widest(False, False).items()))
 
 
 def _plain(turns: Sequence[dict[str, int]]) -> Iterator[Wanted]:
@@ -114,7 +137,8 @@ def _packed(
     """Packing, products on tensor cores, and what stands in for them."""
     entries = [x for precision in paying for x in entries_for(limits, PRODUCTS[precision])]
     entries += _broad(limits, paying)
-    for config, lower in product((entry.config for entry in entries), ((), LOWER)):
+    configs = sorted((entry.config for entry in entries), key=lambda config: -config.tile_n)
+    for config, lower in product(configs, (LOWER, ())):
         yield Wanted(f"{config.entry}.cu", (*config.defines().items(), *lower), config.specific)
     narrow = [loads | {"WIDE_A": 0, "WIDE_B": 0} for loads in turns]
     paths = dict.fromkeys(tuple(alike(loads).items()) for loads in (*turns, *narrow))

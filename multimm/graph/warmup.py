@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from multimm.gpu.elementwise.reduce import CAPACITIES
-from multimm.gpu.kernel_selection import SINGLE
-from multimm.gpu.precompile import MOST_PROCESSES, absent, compile_files
+from multimm.gpu.precompile import MOST_PROCESSES, absent, compile_files, precisions
 from multimm.gpu.transfer.pinned_copy import threads_beside_a_gpu
 from multimm.graph.block_task import Block
 from multimm.graph.lowering.rechunk import join
@@ -52,6 +51,8 @@ def compile_kernels() -> None:
 def run_tasks() -> None:
     """Run every kind of task that needs no host memory once on this process's current GPU.
 
+    In the precisions that kernels are compiled for.
+
     Raises
     ------
     KernelError
@@ -64,7 +65,7 @@ def run_tasks() -> None:
     a, b = _operand(cupy, (SIDE, K)), _operand(cupy, (K, SIDE))
     tall = _operand(cupy, (TALL_K, TALL_SIDE))
     cupy.cuda.get_current_stream().synchronize()
-    for precision in SINGLE:
+    for precision in precisions(_capability()):
         step = Step("float32", "float32", precision=precision)
         partial = multiply(a, b, step=step)
         multiply(a, b, partial, step=step)
