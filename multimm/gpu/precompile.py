@@ -93,12 +93,10 @@ def wanted(capability: int) -> Iterator[Wanted]:
     """What is worth compiling for a GPU, for its `precisions`."""
     paying = precisions_that_pay(capability, _MULTIPROCESSORS)
     turns = [widest(*trans) for trans in product(_BOTH, _BOTH)]
-    if paying:  # longest first, lest the others be waited for
-        yield from _packed(limits_for(capability), paying, turns)
     if "ieee" in precisions(capability):
         yield from _plain(turns)
-    else:
-        yield _measured(limits_for(capability))
+    if paying:
+        yield from _packed(limits_for(capability), paying, turns)
     # What takes some tenths of a second each comes last.
     yield Wanted("copy_pieces.cu", DEFINES)
     if paying:
@@ -134,19 +132,24 @@ def _plain(turns: Sequence[dict[str, int]]) -> Iterator[Wanted]:
 def _packed(
     limits: ArchLimits, paying: Sequence[str], turns: Sequence[dict[str, int]]
 ) -> Iterator[Wanted]:
-    """Packing, products on tensor cores, and what stands in for them."""
+    """Products on tensor cores, packing, and what stands in for them: longest first.
+
+    A process that began with a long one last would be waited for alone.
+    """
     entries = [x for precision in paying for x in entries_for(limits, PRODUCTS[precision])]
     entries += _broad(limits, paying)
     configs = sorted((entry.config for entry in entries), key=lambda config: -config.tile_n)
     for config, lower in product(configs, (LOWER, ())):
         yield Wanted(f"{config.entry}.cu", (*config.defines().items(), *lower), config.specific)
+    for parts in (PARTS[precision] for precision in paying):
+        yield Wanted("split_pack.cu", pack_defines(parts, held_on(limits)))
+    yield _measured(limits)
     narrow = [loads | {"WIDE_A": 0, "WIDE_B": 0} for loads in turns]
     paths = dict.fromkeys(tuple(alike(loads).items()) for loads in (*turns, *narrow))
     for name, path in product(INSTEAD, paths):
         defines = (*entry_named(REGISTRY, name).config.defines().items(), *path, *IF_REFUSED)
         yield Wanted("sgemm_ffma.cu", defines)
     for parts in (PARTS[precision] for precision in paying):
-        yield Wanted("split_pack.cu", pack_defines(parts, held_on(limits)))
         yield Wanted("split_residuals.cu", residual_defines(parts))
     if limits.capability == WGMMA:
         yield from (Wanted(*kernel) for kernel in RESIDUE_KERNELS)
