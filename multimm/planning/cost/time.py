@@ -68,11 +68,11 @@ MIRRORED_BYTES = 2.7
 #: a share of that. On H200s three took 3.5 to 5 ms, seven took 10.
 PART = 0.4
 #: Of an operand that is cut again, for each coalesced transfer of sub-blocks that a worker fetches;
-#: and for each sub-block that it copies. With them 14 products of 8192 to 32768 squares in chunks
-#: of 1024 to 32768 on two H200s, 36 to 415 ms, are predicted within a quarter, and those of one
-#: within a fifth. On CPU workers what a task lacks comes in one message: 32 chunks of 0.26 MB, half
-#: of them from another worker, took 2 to 4 ms more than two of 4.2 MB, copies included.
-FETCH_S, SUB_BLOCK_S = {"gpu": 4e-4, "cpu": 5e-5}, 5e-5
+#: and for each sub-block that it copies. On an H200 blocks of 81, 256 and 1024 sub-blocks took 0.6,
+#: 2 and 7.5 ms more than their bytes. On CPU workers what a task lacks comes in one message: 32
+#: chunks of 0.26 MB, half of them from another worker, took 2 to 4 ms more than two of 4.2 MB,
+#: copies included.
+FETCH_S, SUB_BLOCK_S = {"gpu": 4e-4, "cpu": 5e-5}, {"gpu": 8e-6, "cpu": 5e-5}
 #: A GPU worker's interpreter launches packing and product of a chunk that a task of many multiplies
 #: by itself. The GPU waits where it is faster: in tasks of 32 and 122 such chunks each took an H100
 #: 0.27 and 0.25 ms in `tf32`, where its kernels take 0.19 and 0.16.
@@ -319,7 +319,7 @@ def _cutting(layout: Schedule, cluster: ClusterSpec) -> float:
     if layout.in_place is not None and device.kind == "gpu":
         copied += layout.in_place.gathered
     moved = 2 * copied / workers  # read and written
-    return once + ceil_div(rechunk.sub_blocks, workers) * SUB_BLOCK_S + moved / rate
+    return once + ceil_div(rechunk.sub_blocks, workers) * SUB_BLOCK_S[device.kind] + moved / rate
 
 
 def reading(nbytes: float, device: DeviceSpec) -> float:
