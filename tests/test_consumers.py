@@ -12,6 +12,7 @@ from clusters import in_threads
 from distributed import Client, get_client
 from distributed.diagnostics.plugin import SchedulerPlugin
 from peaks import peak_and_value, peak_of
+from repeated import others_slow
 
 import multimm
 from multimm.planning.spec import ClusterSpec, DeviceSpec
@@ -221,10 +222,7 @@ SMALL_IN_MEMORY = {
 @pytest.mark.filterwarnings("ignore:Increasing number of chunks")  # by Dask's product
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(kind, marks=[pytest.mark.slow] * (sides[0][0] == 6000))
-        for kind, sides in SMALL_IN_MEMORY.items()
-    ],
+    others_slow(SMALL_IN_MEMORY, "a tall C less its means", "a square C"),
 )
 def test_blocks_of_small_chunks_are_joined_no_further_than_what_uses_c_allows(kind):
     (m, k, n), user = SMALL_IN_MEMORY[kind]
@@ -255,7 +253,7 @@ def test_a_large_c_of_uneven_chunks_is_not_held():
         x = np.random.default_rng(seed).random(shape)
         return da.from_array(x, chunks=tuple(map(tuple, map(in_turn, shape))))
 
-    a, b, use = operand(1, 8000, 400), operand(2, 400, 2000), CONSUMERS["C - C.mean(0)"]
+    a, b, use = operand(1, 6000, 200), operand(2, 200, 1500), CONSUMERS["C - C.mean(0)"]
     with dask.config.set(scheduler="threads", num_workers=2):
         theirs, ours = a @ b, multimm.matmul(a, b)
         dasks, value = peak_and_value(use(theirs))
@@ -368,7 +366,7 @@ ON_WORKERS = {
 
 @pytest.mark.alone
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("kind", ON_WORKERS)
+@pytest.mark.parametrize("kind", others_slow(ON_WORKERS, "X' X", "as small as one task"))
 def test_lazy_chunks_on_workers_hold_no_more_than_dasks(kind):
     x = da.random.default_rng(1).random((60_000, COLUMNS), chunks=(10 * ROWS, COLUMNS))
     a, b = ON_WORKERS[kind](x)
@@ -396,9 +394,14 @@ def test_workers_hold_no_whole_kernel_matrix(other):
     w = np.random.default_rng(3).random((3200, 4))
     kernel = da.exp(-(multimm.matmul(x, y.T, blocks=200) ** 2))
     product = multimm.matmul(kernel, w)
-    expected = da.exp(-((x @ y.T) ** 2)).compute() @ w
-    np.testing.assert_allclose(product.compute(), expected)
-    assert any(peak_of(product) < 0.95 * kernel.nbytes for _ in range(RUNS))
+    expected = np.exp(-((x.compute() @ y.compute().T) ** 2)) @ w
+
+    def held():
+        peak, value = peak_and_value(product)
+        np.testing.assert_allclose(value, expected)
+        return peak
+
+    assert any(held() < 0.95 * kernel.nbytes for _ in range(RUNS))
 
 
 def test_blocks_for_consumers_cut_no_short_k():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import dask
@@ -13,6 +14,7 @@ from clusters import in_threads
 from dask.graph_manipulation import bind, clone
 from distributed import Client
 from peaks import peak_of
+from repeated import others_slow
 
 import multimm
 from multimm.errors import ShapeError
@@ -82,7 +84,14 @@ KINDS = {
 
 @pytest.mark.alone
 @pytest.mark.usefixtures("little_memory")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    others_slow(
+        KINDS,
+        *("from_zarr", "inline", "less a row in memory", "joined", "transposed"),
+        "a dtype that is not declared",
+    ),
+)
 def test_operands_beyond_memory_take_no_more_of_it_than_dasks_product(kind, tmp_path):
     x, y = (np.random.default_rng(n).random(shape) for n, shape in enumerate(((M, K), (K, M))))
     make, of = KINDS[kind]
@@ -104,8 +113,10 @@ ONCE = {
 
 @pytest.mark.alone
 @pytest.mark.usefixtures("little_memory")
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("kind", ONCE)
+@pytest.mark.parametrize(
+    ("kind", "turned"),
+    others_slow(itertools.product(ONCE, [False, True]), ("random", True), ("reshape", False)),
+)
 def test_an_operand_that_is_made_once_beside_one_that_is_read(kind, turned):
     x, y = (np.random.default_rng(n).random(shape) for n, shape in enumerate(((M, K), (K, M))))
     a, b = read(x), ONCE[kind](y)
@@ -130,8 +141,13 @@ def test_operands_that_are_made_once_are_held_for_their_products_alone():
 
 @pytest.mark.alone
 @pytest.mark.filterwarnings("ignore:Increasing number of chunks")  # by Dask's difference
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("of", ["differences", "a product", "a small product"])
+@pytest.mark.parametrize(
+    ("of", "turned"),
+    others_slow(
+        itertools.product(["differences", "a product", "a small product"], [False, True]),
+        *(("differences", True), ("a product", False), ("a small product", False)),
+    ),
+)
 def test_chunks_that_are_each_for_one_product_are_made_one_by_one(of, turned):
     """A kernel matrix by few columns: rows and columns of its chunks need something in common."""
     rng = da.random.default_rng(1)
@@ -334,7 +350,10 @@ def test_chunks_that_no_thread_could_make_beside_another_are_left_to_dask():
 @pytest.mark.alone
 @pytest.mark.usefixtures("little_memory")
 @pytest.mark.filterwarnings("ignore:Increasing number of chunks")  # by Dask's product
-@pytest.mark.parametrize("kind", ["in memory", "random", "read", "uneven", "x @ x.T"])
+@pytest.mark.parametrize(
+    "kind",
+    others_slow(["in memory", "random", "read", "uneven", "x @ x.T"], "read", "uneven", "x @ x.T"),
+)
 def test_a_result_beyond_memory_that_is_used_at_once_stays_within_it(kind):
     """Or takes little more than Dask's: what takes a block of C away runs right behind it."""
     x, y = (np.random.default_rng(n).random(shape) for n, shape in enumerate(((M, K), (K, M))))

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import dask
 import pytest
 from click.testing import CliRunner
-from clusters import in_threads
+from clusters import forked, in_threads
 from distributed import Client
 
 import multimm
@@ -249,7 +249,7 @@ def test_a_worker_that_dies_is_named_and_nothing_is_kept(monkeypatch, rates_file
             os._exit(1)
         return 1.0
 
-    with mc.start(workers=2, memory_limit="1GiB") as client:
+    with forked(), mc.start(workers=2, memory_limit="1GiB") as client:
         named = {w["name"]: address for address, w in listed(client).items()}
         with monkeypatch.context() as patch:
             patch.setattr(calibration_run, "product_rate", die)
@@ -312,7 +312,7 @@ def first_start(monkeypatch):
         return measured[-1]
 
     monkeypatch.setattr(calibration_run, "measure_rates", measure)
-    with dask.config.set({calibration_run.SETTING: True}):
+    with forked(), dask.config.set({calibration_run.SETTING: True}):
         yield measured
 
 

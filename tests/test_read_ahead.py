@@ -11,6 +11,7 @@ import pytest
 from clusters import in_threads
 from distributed import Client, WorkerPlugin
 from peaks import peak_of
+from repeated import others_slow
 
 import multimm
 
@@ -72,7 +73,7 @@ class Most(WorkerPlugin):
         self.bytes = max(self.bytes, sum(held))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", others_slow([1, 2], 2))
 def test_workers_of_several_threads_hold_no_more_of_them_either(workers):
     x = da.random.default_rng(0).random((30_000, 250), chunks=(250, 250))
     held = []
@@ -91,15 +92,15 @@ def test_workers_of_several_threads_hold_no_more_of_them_either(workers):
 
 def test_two_products_with_one_operand_take_one_pass_over_it():
     """X Q and X' (X Q), as randomized decompositions ask for them: X is made once, never whole."""
-    x = da.random.default_rng(0).random((48_000, 500), chunks=(1200, 500))
-    q = np.random.default_rng(1).random((500, 8))
+    x = da.random.default_rng(0).random((48_000, 250), chunks=(1200, 250))
+    q = np.random.default_rng(1).random((250, 8))
     exact = x.compute(scheduler="threads")
     exact = (exact @ q).sum(), (exact.T @ (exact @ q)).sum()
 
     def held(matmul: Any) -> int:
         with in_threads(2, 1, memory_limit=0) as cluster, Client(cluster) as client:
             client.register_plugin(Most(), name="most")
-            y = matmul(x, da.from_array(q, chunks=(500, 8)))
+            y = matmul(x, da.from_array(q, chunks=(250, 8)))
             sums = dask.compute(y.sum(), matmul(x.T, y).sum())
             np.testing.assert_allclose(sums, exact)
             return sum(w.plugins["most"].bytes for w in cluster.workers.values())
