@@ -31,7 +31,7 @@ def pytest_runtest_call(item):
 pytestmark = pytest.mark.filterwarnings("ignore::dask.array.PerformanceWarning")
 
 
-@pytest.fixture(scope="module", params=[0, 3], ids="{} workers".format)
+@pytest.fixture(scope="module")
 def workers(request):
     """With and without a cluster."""
     if not request.param:
@@ -121,8 +121,26 @@ ALGORITHMS = {
 }
 
 
+#: Of these, on workers, `make test` runs others that are like them.
+LONG_ON_WORKERS = ("inv", "solve", "lu", "svd", "dask-ml's randomized PCA", "xeofs's EOF")
+
+
 @pytest.mark.usefixtures("workers")
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("workers", "name"),
+    [
+        pytest.param(
+            count,
+            name,
+            id=f"{count} workers-{name}",
+            marks=[pytest.mark.slow] * (count > 0 and name in LONG_ON_WORKERS),
+        )
+        for count in (0, 3)
+        for name in ALGORITHMS
+    ],
+    indirect=["workers"],
+    scope="module",
+)
 def test_what_is_built_on_products_gives_what_it_gives_without(name):
     made = ALGORITHMS[name]
     right = made(data())

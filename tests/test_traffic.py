@@ -98,7 +98,7 @@ def in_place(client: Client, text: str, at: str, seed: int) -> tuple[np.ndarray,
     return x, scattered(client, x, chunks, owners)
 
 
-@pytest.mark.parametrize(("client", "of", "where"), TABLE, indirect=["client"])
+@pytest.mark.parametrize(("client", "of", "where"), TABLE, indirect=["client"], scope="module")
 def test_what_travels_is_what_was_planned_and_the_result_is_exact(client, of, where):
     (text_a, text_b, arguments), at = PRODUCTS[of], WHERE[where]
     x, a = in_place(client, text_a, at, 0)
