@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from dask.utils import parse_bytes
+from repeated import others_slow
 
 from multimm.errors import MemoryBudgetError
 from multimm.planning.advice import refusal
@@ -39,7 +40,7 @@ def refused(plan: MatmulPlan) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", others_slow([1, 2], 2))
 def test_the_memory_and_the_workers_that_are_advised_do_and_little_less_does_not(workers):
     problem = square(50_000)
     text = refused(planned(problem, 50_000_000, workers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from importlib import import_module
 
@@ -14,6 +15,7 @@ from clusters import forked, in_threads
 from commands import python
 from distributed.core import Status
 from foreign_files import get, names, put
+from repeated import others_slow
 from small import integers
 
 import multimm
@@ -92,9 +94,13 @@ def test_a_product_from_files_to_a_file(tmp_path, cli, address, form_a, form_b, 
     assert names(tmp_path) == sorted({path_a.name, path_b.name, path_c.name})
 
 
-@pytest.mark.parametrize("trans_a", [False, True])
-@pytest.mark.parametrize("trans_b", [False, True])
-@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(
+    ("order", "trans_b", "trans_a"),
+    others_slow(
+        itertools.product(["C", "F"], [False, True], [False, True]),
+        *(("C", True, False), ("F", False, True), ("F", True, True)),
+    ),
+)
 def test_transposes_alpha_and_blocks(tmp_path, cli, address, trans_a, trans_b, order):
     a, b = integers((40, 30)), integers((30, 50), 1)
     files = [
@@ -313,8 +319,13 @@ def test_a_product_is_held_to_the_precision_that_was_asked_for(
         assert_one_line(result, 1, "WRONG")
 
 
-@pytest.mark.parametrize("during", ["compute", "verify"])
-@pytest.mark.parametrize("how", ["gone", "paused"])
+@pytest.mark.parametrize(
+    ("how", "during"),
+    others_slow(
+        itertools.product(["gone", "paused"], ["compute", "verify"]),
+        *(("gone", "verify"), ("paused", "compute")),
+    ),
+)
 def test_a_run_whose_workers_take_no_tasks_is_given_up(
     operands, tmp_path, cli, monkeypatch, during, how
 ):

@@ -302,7 +302,11 @@ def small_chunks(dtype="f8", count=CHUNKS):
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype"), [*((kind, "f8") for kind in SMALL_CHUNKS), ("X v", "i1")]
+    ("kind", "dtype"),
+    others_slow(
+        [*((kind, "f8") for kind in SMALL_CHUNKS), ("X v", "i1")],
+        *(("X' X", "f8"), ("uneven chunks", "f8"), ("centred", "f8"), ("X v", "i1")),
+    ),
 )
 def test_products_of_many_small_lazy_chunks_hold_no_more_than_dasks(kind, dtype):
     a, b = SMALL_CHUNKS[kind](small_chunks(dtype))

@@ -95,9 +95,14 @@ def scheduler(request):
             yield request.param
 
 
-#: Every kind in every way, in this process and on workers by turns.
+#: Every kind in every way, in this process and on workers by turns; `make test` runs a third.
 COPIES = [
-    (kind, how, ("threads", "distributed")[(i + j) % 2])
+    pytest.param(
+        kind,
+        how,
+        ("threads", "distributed")[(i + j) % 2],
+        marks=[pytest.mark.slow] * ((i + j) % 3 > 0),
+    )
     for i, kind in enumerate(KINDS)
     for j, how in enumerate(KINDS_OF_COPY)
 ]

@@ -24,6 +24,7 @@ from distributed import Client, wait
 from killing import Record
 from labels import block_tasks, tasks_of
 from linked import at_rest, held_up, link, plan_for, plan_for_little
+from repeated import others_slow
 from small import integers
 
 import multimm
@@ -144,11 +145,15 @@ def test_a_block_and_its_way_back_are_one_task_unless_another_needs_the_block(mo
 
 @pytest.mark.parametrize(
     ("dtype", "options", "chunks"),
-    [
-        *((dtype, {}, 16) for dtype in (">f8", ">i2", ">c8", ">f2")),
-        *((">f4", options, chunks) for options in ({}, {"blocks": 16}, {"blocks": 20, "p_k": 2})
-          for chunks in (16, -1)),  # a chunk that is all of it is no sub-block
-    ],
+    others_slow(
+        [
+            *((dtype, {}, 16) for dtype in (">f8", ">i2", ">c8", ">f2")),
+            *((">f4", options, chunks) for options in ({}, {"blocks": 16}, {"blocks": 20, "p_k": 2})
+              for chunks in (16, -1)),  # a chunk that is all of it is no sub-block
+        ],
+        *((">i2", {}, 16), (">c8", {}, 16)),
+        *((">f4", {"blocks": 20, "p_k": 2}, 16), (">f4", {"blocks": 16}, -1)),
+    ),
 )  # fmt: skip
 def test_what_goes_up_is_in_the_byte_order_of_gpus(client, monkeypatch, dtype, options, chunks):
     sent = []
@@ -229,7 +234,10 @@ def test_wrong_blocks_are_named(client, made, message):
     assert "of A on its way to a GPU, from" in "".join(caught.value.__notes__)
 
 
-@pytest.mark.parametrize(("workers", "symmetric"), [(1, False), (1, True), (4, False)])
+@pytest.mark.parametrize(
+    ("workers", "symmetric"),
+    others_slow([(1, False), (1, True), (4, False)], (1, True), (4, False)),
+)
 def test_operands_larger_than_the_gpus_stay_in_host_memory(monkeypatch, workers, symmetric):
     """Their blocks go up k-tile by k-tile, in every row panel, no more than there is room for."""
     # Sums of blocks, k-tiles in flight: a third of what both operands and the result take.

@@ -315,7 +315,10 @@ def client():
         yield client
 
 
-@pytest.mark.parametrize("kind", ["a row", "an operand", "below an operand", "an argument"])
+@pytest.mark.parametrize(
+    "kind",
+    others_slow(["a row", "an operand", "below an operand", "an argument"], "a row", "an argument"),
+)
 def test_what_is_in_memory_on_workers_is_given_to_what_makes_chunks(client, kind, tmp_path):
     x, y = (np.random.default_rng(n).random((1200, 1200)) for n in range(2))
     a, b = from_zarr(x, tmp_path / "a"), from_zarr(y, tmp_path / "b")

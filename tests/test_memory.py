@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from dataclasses import replace
@@ -17,6 +18,7 @@ from distributed import Client, wait
 from distributed.diagnostics.plugin import WorkerPlugin
 from labels import block_tasks
 from paper import cpus
+from repeated import others_slow
 from small import integers
 
 import multimm
@@ -132,9 +134,13 @@ def assert_as_planned(plan):
 SYMMETRIC = replace(FLOAT, trans_b=True)
 
 
-@pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("p_k", [1, 2])
-@pytest.mark.parametrize("memory", [10**9, 152_000])
+@pytest.mark.parametrize(
+    ("memory", "p_k", "symmetric"),
+    others_slow(
+        itertools.product([10**9, 152_000], [1, 2], [False, True]),
+        *((10**9, 1, False), (10**9, 2, True), (152_000, 1, True), (152_000, 2, False)),
+    ),
+)
 def test_workers_hold_no_more_than_planned(client, symmetric, p_k, memory):
     a, b = operand((300, 300), "left"), operand((300, 300), "right")
     problem = Problem(*(spec_of(x) for x in (a, a.T if symmetric else b)),
@@ -157,7 +163,10 @@ def test_workers_hold_no_more_than_planned(client, symmetric, p_k, memory):
 
 @pytest.mark.parametrize(
     ("chunk", "known", "p_k"),
-    [(50, True, 1), (75, False, 1), (75, True, 2), (150, False, 2), (150, True, 1)],
+    others_slow(
+        [(50, True, 1), (75, False, 1), (75, True, 2), (150, False, 2), (150, True, 1)],
+        *((50, True, 1), (75, True, 2), (150, False, 2)),
+    ),
 )
 def test_what_is_added_is_planned_for(client, chunk, known, p_k):
     """However large its chunks are, each worker has its part, what it sends, and its own blocks."""

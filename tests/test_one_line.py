@@ -118,7 +118,11 @@ def test_workers_that_are_killed_for_their_memory(tmp_path, monkeypatch):
     ("source", "why"),
     [
         ("raise ImportError('libnothing.so')", "ImportError: libnothing.so"),
-        ("import os; os._exit(3)", "Nanny failed to start worker process"),
+        pytest.param(
+            "import os; os._exit(3)",
+            "Nanny failed to start worker process",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_workers_that_do_not_start(tmp_path, monkeypatch, source, why):

@@ -21,6 +21,7 @@ import pytest
 import zarr
 from commands import python
 from foreign_files import FORMATS, NEW, OLD, get, names, put
+from repeated import others_slow
 
 from multimm import io
 from multimm.errors import FileFormatError
@@ -323,9 +324,14 @@ def test_file_systems_without_links_either(tmp_path, monkeypatch):
 # Who else writes ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("renames", [True, False])
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize(
+    ("suffix", "overwrite", "renames"),
+    others_slow(
+        itertools.product(FORMATS, [False, True], [True, False]),
+        *(("npy", True, True), ("npy", False, False), ("h5", False, True)),
+        *(("zarr", True, False), ("zarr", False, True)),
+    ),
+)
 def test_of_writers_that_commit_at_the_same_moment_one_wins(
     tmp_path, suffix, overwrite, renames, monkeypatch
 ):
@@ -448,7 +454,8 @@ def killed_run(path, dataset="", overwrite=False):
 
 
 @pytest.mark.parametrize(
-    ("suffix", "dataset"), [("npy", ""), ("zarr", ""), ("h5", ""), ("h5", "a")]
+    ("suffix", "dataset"),
+    others_slow([("npy", ""), ("zarr", ""), ("h5", ""), ("h5", "a")], ("zarr", ""), ("h5", "a")),
 )
 def test_what_a_killed_run_leaves_is_removed_by_the_next(tmp_path, suffix, dataset):
     path = put(tmp_path / f"c.{suffix}", OLD)

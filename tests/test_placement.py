@@ -19,6 +19,7 @@ from distributed import Client, futures_of, get_client, get_worker, secede
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from labels import block_tasks, tasks_of
+from repeated import others_slow
 
 import multimm
 from multimm.cluster.inspect.cluster_spec import listed
@@ -313,7 +314,7 @@ def test_a_scheduler_that_was_started_again_is_given_the_plugins_again():
             assert {LostPeers.name, TransferCounter.name} <= set(worker.plugins)
 
 
-@pytest.mark.parametrize("change", [-1, 2])
+@pytest.mark.parametrize("change", others_slow([-1, 2], -1))
 def test_cluster_resized_between_call_and_compute(change, caplog):
     with in_threads(3) as cluster, Client(cluster) as client:
         x, a = matrix(19)
@@ -388,7 +389,9 @@ def test_a_paused_worker_s_part_goes_to_others_and_nobody_else_s_does():
         assert {grid.rank(c.dask[key].place.owner) for key in off} == {0}
 
 
-@pytest.mark.parametrize("status", [Status.paused, Status.closing_gracefully])
+@pytest.mark.parametrize(
+    "status", others_slow([Status.paused, Status.closing_gracefully], Status.paused)
+)
 @pytest.mark.filterwarnings("ignore:workers that take no tasks")
 def test_a_worker_that_is_paused_for_good_in_mid_run(status, monkeypatch):
     """What it has been sent goes to others as well."""
@@ -413,7 +416,7 @@ def test_a_worker_that_is_paused_for_good_in_mid_run(status, monkeypatch):
         soon(lambda: scheduler_plugin.NAME not in scheduler.periodic_callbacks)
 
 
-@pytest.mark.parametrize("gives_way", [False, True])
+@pytest.mark.parametrize("gives_way", others_slow([False, True], False))
 def test_a_task_that_waits_for_its_product_on_its_only_thread(gives_way, monkeypatch):
     """As a task does that computes with `get_client`, and does not secede."""
     monkeypatch.setattr(failover, "HELD", 0.3)
@@ -434,7 +437,7 @@ def test_a_task_that_waits_for_its_product_on_its_only_thread(gives_way, monkeyp
         np.testing.assert_array_equal(client.submit(computed, x, y).result(timeout=30), x @ y)
 
 
-@pytest.mark.parametrize("slow", ["makes A", "uses C"])
+@pytest.mark.parametrize("slow", others_slow(["makes A", "uses C"], "uses C"))
 def test_tasks_around_a_product_hold_up_nobody(slow, monkeypatch):
     """However long they take on one worker, while the other has nothing to do."""
     monkeypatch.setattr(failover, "HELD", 0.1)

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from labels import block_tasks
 from paper import cpus
+from repeated import others_slow
 
 import multimm
 from multimm import products
@@ -194,7 +195,7 @@ def test_a_block_of_a_step_before_that_several_tasks_take_has_a_task(client):
     np.testing.assert_array_equal(made.compute(), expected)
 
 
-@pytest.mark.parametrize(("threads", "count"), [(1, 4), (2, 12)])
+@pytest.mark.parametrize(("threads", "count"), others_slow([(1, 4), (2, 12)], (2, 12)))
 def test_a_task_makes_both_blocks_that_it_takes_where_workers_have_a_thread(
     client, monkeypatch, threads, count
 ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import ssl
 import traceback
@@ -19,6 +20,7 @@ import zarr
 from clusters import in_threads
 from commands import python
 from distributed import Client
+from repeated import others_slow
 
 import multimm
 from multimm import io
@@ -255,8 +257,14 @@ def log():
     logging.getLogger("distributed").removeHandler(handler)
 
 
-@parts
-@pytest.mark.parametrize("scheduler", ["threads", "distributed"])
+@pytest.mark.parametrize(
+    ("scheduler", "name"),
+    others_slow(
+        itertools.product(["threads", "distributed"], PARTS),
+        *(("threads", "x.npy"), ("threads", "shards.zarr")),
+        *(("distributed", "x.h5"), ("distributed", "x.zarr")),
+    ),
+)
 def test_what_goes_wrong_keeps_its_type_and_its_secret(folder, name, scheduler, log):
     objects = files(folder, date=None, tags=False)
     with (

@@ -9,6 +9,7 @@ import pytest
 from clusters import counting_client, received
 from dask.graph_manipulation import clone
 from labels import tasks_of
+from repeated import others_slow
 from small import integers
 
 import multimm
@@ -117,7 +118,7 @@ def test_a_chain_of_passes(x):
 client = counting_client(2)
 
 
-@pytest.mark.parametrize("columns", [600, 250])
+@pytest.mark.parametrize("columns", others_slow([600, 250], 250))
 def test_workers_read_and_keep_their_own_rows(client, tmp_path, columns):
     """The second product sums what each worker has read, wherever that is: little travels."""
     values, (w, b) = integers((60_000, 600), 4), q(600)

@@ -126,6 +126,7 @@ def test_the_environment_is_repeated_harmlessly(tmp_path, monkeypatch):
     assert_harmless(output + errors)
 
 
+@pytest.mark.slow
 def test_streams_that_were_closed_go_nowhere(tmp_path):
     """A file would be opened in their place, and what anybody writes to stderr go into it."""
     matrix = np.eye(3)
