@@ -38,6 +38,7 @@ def test_the_absurd_is_refused_within_a_second(shapes, options, error):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_what_would_do_is_found_in_seconds_where_many_chunks_meet_many_blocks():
     """Twenty plans are made for it, each of which looked at each place: half a minute."""
     m, pairs, threes = 3_277_259_541, regular(100, 2), regular(100, 3)

@@ -32,6 +32,13 @@ def is_regular(chunks):
     return all(len({*sizes[:-1]}) <= 1 and sizes[-1] <= sizes[0] for sizes in chunks)
 
 
+#: Of workers: of these `make test` runs what is like them.
+ALIKE = (
+    *("a row", "a column", "a long one", "one chunk", "many dimensions"),
+    *("nothing", "tiny chunks"),
+)
+
+
 @pytest.fixture(scope="module", params=[0, 3], ids="{} workers".format)
 def client(request):
     if not request.param:
@@ -65,7 +72,21 @@ def operands(name):
     return x, y, da.from_array(x, chunks=chunks_a), da.from_array(y, chunks=chunks_b)
 
 
-@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize(
+    ("client", "name"),
+    [
+        pytest.param(
+            count,
+            name,
+            id=f"{count} workers-{name}",
+            marks=[pytest.mark.slow] * (count > 0 and name in ALIKE),
+        )
+        for count in (0, 3)
+        for name in ARRAYS
+    ],
+    indirect=["client"],
+    scope="module",
+)
 def test_results_have_the_chunks_that_were_asked_for(client, name):
     x, y, a, b = operands(name)
     own = da.matmul(a, b)

@@ -49,11 +49,11 @@ start_module = sys.modules["multimm.cluster.start"]
 @pytest.fixture(scope="module")
 def client():
     # A short log, so that a count read from it would be cut off.
-    with (
-        dask.config.set({"distributed.admin.low-level-log-length": 3}),
-        mc.start(workers=2, memory_limit="1GiB") as client,
-    ):
-        yield client
+    with dask.config.set({"distributed.admin.low-level-log-length": 3}):
+        with forked():  # and not what other tests start meanwhile
+            client = mc.start(workers=2, memory_limit="1GiB")
+        with client:
+            yield client
 
 
 @pytest.fixture
@@ -600,6 +600,7 @@ def test_a_worker_comes_back_however_long_that_takes_and_leaves_nothing_in_the_e
     before = {name: os.environ.get(name) for name in start_module.BLAS_VARIABLES}
     with (
         dask.config.set({"distributed.deploy.lost-worker-timeout": "10ms"}),
+        forked(),
         mc.start(workers=1, memory_limit=GIB) as client,
     ):
         ((lost, pid),) = client.run(os.getpid).items()

@@ -42,7 +42,7 @@ def little_memory(monkeypatch):
 
 
 @pytest.mark.usefixtures("little_memory")
-@pytest.mark.parametrize("kind", ["product", "symmetric", "file"])
+@pytest.mark.parametrize("kind", others_slow(["product", "symmetric", "file"], "symmetric", "file"))
 def test_a_slice_of_a_product_in_row_panels_needs_the_tasks_of_its_blocks(kind, tmp_path):
     n = 400
     x, a = integers(1, (n, 40), (20, 40))

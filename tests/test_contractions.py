@@ -39,6 +39,16 @@ def workers(request):
 
 #: For what is decided at the call, or within a block: clusters know nothing of it.
 HERE = pytest.mark.parametrize("workers", [0], ids=["0 workers"], indirect=True, scope="module")
+#: For what its like finds on workers, too, in `make test`.
+HERE_AND_THERE = pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param(0, id="0 workers"),
+        pytest.param(3, id="3 workers", marks=pytest.mark.slow),
+    ],
+    indirect=True,
+    scope="module",
+)
 
 
 def numbers(shape, dtype, seed=0):
@@ -190,6 +200,7 @@ def test_lists_of_axes_are_numpys(lists):
         np.testing.assert_array_equal(call(multimm.einsum, da.from_array).compute(), expected)
 
 
+@HERE_AND_THERE
 @given(st.data())
 def test_tensordot_is_numpys_in_dasks_chunks(workers, data):
     sizes = [2, 3, 4, 5]

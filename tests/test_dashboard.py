@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import dask
 import distributed  # noqa: F401  its configuration has the routes
 import pytest
+from clusters import forked
 from tornado.web import Application, RequestHandler
 
 import multimm.cluster as mc
@@ -32,7 +33,11 @@ def client():
         other.listen()
         # Without bokeh, any scheduler with a dashboard leaves a page of Dask that says so.
         routes = [x for x in dask.config.get(ROUTES) if not x.endswith("missing_bokeh")]
-        with dask.config.set({ROUTES: routes}), mc.start(workers=1, memory_limit="1GB") as client:
+        with (
+            dask.config.set({ROUTES: routes}),
+            forked(),
+            mc.start(workers=1, memory_limit="1GB") as client,
+        ):
             yield client
 
 
@@ -87,6 +92,9 @@ def test_the_dashboard_is_dasks():
 
 
 def test_without_a_dashboard_there_is_no_link_to_one():
-    with mc.start(workers=1, memory_limit="1GB", dashboard_address=None) as client:
+    with (
+        forked(),
+        mc.start(workers=1, memory_limit="1GB", dashboard_address=None) as client,
+    ):
         assert not client.dashboard_link
         assert client.submit(int, 7).result() == 7

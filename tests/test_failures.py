@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from clusters import in_threads
 from distributed import Client, KilledWorker, Scheduler, get_worker
+from repeated import others_slow
 
 import multimm
 from multimm.cluster.inspect.cluster_spec import listed
@@ -236,7 +237,9 @@ def given_up(held, way, workers=1, late=False, spoilt=True):
     return told(caught.value)
 
 
-@pytest.mark.parametrize("way", ["compute", "persist", "save_array", "to_zarr"])
+@pytest.mark.parametrize(
+    "way", others_slow(["compute", "persist", "save_array", "to_zarr"], "persist", "to_zarr")
+)
 def test_workers_that_are_ended_for_their_memory_are_named(tmp_path, way):
     ways = {
         "compute": lambda c: c.compute(),

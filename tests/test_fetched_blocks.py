@@ -11,6 +11,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from clusters import forked
 
 import multimm
 from multimm.cluster.plugins import host_memory
@@ -22,7 +23,10 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def client():
-    with multimm.cluster.start(workers=2, memory_limit="1GB", dashboard_address=None) as client:
+    with (
+        forked(),
+        multimm.cluster.start(workers=2, memory_limit="1GB", dashboard_address=None) as client,
+    ):
         yield client
 
 
@@ -89,7 +93,7 @@ def test_where_none_may_read_others_blocks_are_sent(caplog):
     """As in a container: products are right, and there is nothing to say."""
     small = {"workers": 2, "memory_limit": "1GB", "dashboard_address": None}
     forbidden = dask.config.set({"distributed.worker.preload": [FORBID]})
-    with forbidden, multimm.cluster.start(**small) as client:
+    with forbidden, forked(), multimm.cluster.start(**small) as client:
         assert not any(client.run(is_direct).values())
         x = da.ones((600, 600), chunks=200).persist()
         assert (multimm.matmul(x, x).compute() == 600).all()

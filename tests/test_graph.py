@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import dask.array as da
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from labels import block_tasks, tasks_of
 from paper import cpus, gpus
+from repeated import others_slow
 from small import integers
 
 from multimm.graph.label import Kind
@@ -48,8 +50,10 @@ def test_parts_of_k_are_added_in_a_tree(fan_in, sums, last):
     np.testing.assert_array_equal(c.compute(scheduler="sync"), np.full((20, 20), 60.0))
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("p_k", [1, 2])
+@pytest.mark.parametrize(
+    ("p_k", "workers"),
+    others_slow(itertools.product([1, 2], [1, 2, 4]), (1, 1), (1, 4), (2, 2)),
+)
 def test_streamed_operands_are_read_in_time_and_no_earlier(tmp_path, workers, p_k):
     """8 MB of operands and 1 MB of C on workers that may use 1.2 MB."""
     x, y = integers((400, 2000)), integers((2000, 600), 1)

@@ -209,10 +209,17 @@ def test_what_is_omitted_is_shared():
     assert len(made) == a.npartitions
 
 
-#: Every kind, in this process or on workers.
+#: Every kind, in this process or on workers; `make test` runs half of each.
 by_turns = pytest.mark.parametrize(
     ("kind", "scheduler"),
-    [(kind, ("threads", "distributed")[i % 2]) for i, kind in enumerate(KINDS)],
+    [
+        pytest.param(
+            kind,
+            ("threads", "distributed")[i % 2],
+            marks=[pytest.mark.slow] * (i % 4 in (1, 2)),
+        )
+        for i, kind in enumerate(KINDS)
+    ],
     indirect=["scheduler"],
 )
 

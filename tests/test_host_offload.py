@@ -62,9 +62,15 @@ def matrices(client, chunks_a=(64, 80), chunks_b=(100, 50), shape=(200, 240, 150
 
 
 @pytest.mark.parametrize(
-    "chunks", [((64, 80), (100, 50)), ((200, 16), (16, 240)), ((8, 150), (150, 8))]
+    ("chunks", "options"),
+    [
+        pytest.param(chunks, options, marks=[pytest.mark.slow] * ((i + j) % 3 == 1))
+        for j, options in enumerate([{}, {"blocks": 64, "slabs": 48}, {"blocks": 128, "p_k": 2}])
+        for i, chunks in enumerate(
+            [((64, 80), (100, 50)), ((200, 16), (16, 240)), ((8, 150), (150, 8))]
+        )
+    ],
 )
-@pytest.mark.parametrize("options", [{}, {"blocks": 64, "slabs": 48}, {"blocks": 128, "p_k": 2}])
 def test_products_are_right_and_move_what_was_planned(client, chunks, options):
     x, y, a, b = matrices(client, *chunks)
     plan = multimm.plan(a, b, **options)

@@ -235,7 +235,7 @@ def test_blocks_that_are_fetched_are_let_go_k_tile_by_k_tile(client):
     np.testing.assert_array_equal(c.compute(), np.full((300, 300), 2400.0))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", others_slow([1, 2, 3], 2))
 @pytest.mark.parametrize("memory", [3, 6])
 def test_blocks_that_leave_a_gpu_have_room_beside_those_that_its_threads_make(threads, memory):
     a = da.zeros((32768, 32768), chunks=4096, dtype="float32")

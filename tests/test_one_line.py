@@ -149,6 +149,7 @@ def test_workers_for_which_too_few_files_may_be_open(tmp_path):
     assert names(tmp_path) == ["a.npy"]
 
 
+@pytest.mark.slow
 def test_workers_that_do_not_start_again(tmp_path, monkeypatch):
     preload(tmp_path, monkeypatch, ONCE)
     line = end_of(product(tmp_path, "--workers", 1), 1)
@@ -203,6 +204,7 @@ def test_nobody_reads_what_a_command_prints():
     assert (process.returncode, errors) == (141, "")
 
 
+@pytest.mark.slow
 def test_nobody_reads_on_what_a_run_prints(tmp_path):
     reader, writer = os.pipe()
     with open(reader) as head, open(writer, "w") as run:

@@ -202,7 +202,14 @@ def slow(monkeypatch):
 
 
 @pytest.mark.usefixtures("slow")
-@pytest.mark.parametrize("owners", [(1, 2, 3, 0) * 2, (2, 0, 3, 1) * 2, (2, 0, 3, 1)])
+@pytest.mark.parametrize(
+    "owners",
+    [
+        pytest.param((1, 2, 3, 0) * 2, marks=pytest.mark.slow),
+        (2, 0, 3, 1) * 2,
+        (2, 0, 3, 1),
+    ],
+)
 def test_rows_stay_where_they_lie(client, owners):
     x, y = integers((72000, 256), 1), integers((256, 256), 2)
     a = scattered(client, x, 72000 // len(owners), owners)
@@ -254,7 +261,13 @@ def test_a_lazy_operand_stays_where_the_product_before_has_it_made(client):
 
 
 @pytest.mark.usefixtures("slow")
-@pytest.mark.parametrize("owners", [(3, 1, 1, 0, 2, 2, 0, 3), (0, 0, 1, 1, 2, 2, 3, 3)])
+@pytest.mark.parametrize(
+    "owners",
+    [
+        (3, 1, 1, 0, 2, 2, 0, 3),
+        pytest.param((0, 0, 1, 1, 2, 2, 3, 3), marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_computed_block_by_block_of_blocks_in_memory_stays_there(client, owners):
     x, w = integers((72000, 256), 9), integers((256, 16), 10)
     a = scattered(client, x, 9000, owners) - da.ones(256, dtype="f4")

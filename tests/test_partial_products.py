@@ -205,7 +205,7 @@ def test_what_is_joined_for_a_product_is_let_go_before_the_next():
     ("spoilt", "error", "said"),
     [
         (lambda x: np.ma.masked_array(x, mask=x > 0), ArrayTypeError, "MaskedArray"),
-        (lambda x: x[1:], ShapeError, "38, 1"),
+        pytest.param(lambda x: x[1:], ShapeError, "38, 1", marks=pytest.mark.slow),
     ],
 )
 def test_one_chunk_of_hundreds_that_is_none(client, spoilt, error, said):

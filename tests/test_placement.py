@@ -119,11 +119,11 @@ def compute_and_listen(collection):
     "follow",
     [
         lambda c: c,
-        lambda c: c + 1,
-        lambda c: c.T,
+        pytest.param(lambda c: c + 1, marks=pytest.mark.slow),
+        pytest.param(lambda c: c.T, marks=pytest.mark.slow),
         lambda c: c[:30],
         lambda c: (c + 1).sum(axis=0),
-        lambda c: da.concatenate([c, c * 2]),
+        pytest.param(lambda c: da.concatenate([c, c * 2]), marks=pytest.mark.slow),
     ],
 )
 def test_every_block_runs_on_its_owner_whatever_follows(client, recorder, follow):

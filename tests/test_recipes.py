@@ -136,7 +136,7 @@ def test_the_right_certificates_connect(address, certificates):
     ("authority", "client", "said"),
     [
         ("other", "other", ("not to be trusted", "tls_ca_file=")),
-        ("other", "own", ("not to be trusted", "tls_ca_file=")),
+        pytest.param("other", "own", ("not to be trusted", "tls_ca_file="), marks=pytest.mark.slow),
         ("own", "other", ("refuses this client's certificate", "tls_client_cert=")),
     ],
 )

@@ -37,6 +37,7 @@ PARTS = {
 }
 NAMES = [*PARTS, "x.h5:x", "g.zarr/run/x"]
 parts = pytest.mark.parametrize("name", PARTS)
+some_parts = pytest.mark.parametrize("name", others_slow(PARTS, "x.h5", "shards.zarr", "v2.zarr"))
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,7 @@ def test_all_formats_are_read(site):
     np.testing.assert_array_equal(multimm.matmul(a, b.T).compute(), A @ A.T)
 
 
-@parts
+@some_parts
 def test_an_object_that_is_replaced_or_gone_is_named(site, name):
     opened, path = io.open_array(f"{site.address}/{name}"), site.prefix + PARTS[name]
     before = site.objects[path]
@@ -120,7 +121,7 @@ def test_an_object_that_is_replaced_or_gone_is_named(site, name):
     np.testing.assert_array_equal(opened.compute(), A)
 
 
-@parts
+@some_parts
 def test_an_object_that_is_replaced_while_it_is_read_is_named(site, name):
     opened, path = io.open_array(f"{site.address}/{name}"), site.prefix + PARTS[name]
     contents = [site.objects[path][:-8] + np.float64(number).tobytes() for number in range(99)]
@@ -165,7 +166,7 @@ def test_refused_access_is_no_missing_file(site, name):
         assert "Forbidden" in text or "AccessDenied" in text
 
 
-@parts
+@some_parts
 def test_an_object_that_ends_early_is_an_error(site, name):
     opened = io.open_array(f"{site.address}/{name}")
     site.objects.cut.add(site.prefix + PARTS[name])

@@ -221,6 +221,7 @@ def test_sums_over_any_axes_are_symmetric_products_too(monkeypatch):
     assert not seen[1].layout.problem.symmetric
 
 
+@pytest.mark.slow
 def test_operands_of_more_layers_than_python_takes_calls_are_multiplied():
     a, b = da.ones((4, 4), chunks=2), da.zeros((4, 4), chunks=2)
     for _ in range(sys.getrecursionlimit() + 200):

@@ -306,8 +306,14 @@ def test_alpha_and_beta_may_be_integers_of_any_size():
         verify(a, a, c, alpha=10**400)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize(
+    ("chunked", "value"),
+    [
+        pytest.param(chunked, value, marks=[pytest.mark.slow] * (chunked is bool(np.isnan(value))))
+        for chunked in (False, True)
+        for value in (np.nan, np.inf)
+    ],
+)
 def test_non_finite_inputs_reach_what_they_must_and_nothing_else(typical, value, chunked):
     a, b, _ = (x.copy() for x in typical)
     a[3, 5], a[3, 6], b[8, 9], b[10, 499] = value, -value, value, value
