@@ -1,5 +1,5 @@
 # make demo    a first product: on the GPUs of this machine, or on CPU workers
-# make test    lint, types and the tests that a change needs: 5 to 8 minutes on two cores
+# make test    lint, types and the tests that a change needs: some 6 minutes on two cores
 # make test PYTEST_ARGS="tests/test_io.py -k zarr"     these tests alone, without lint
 # make test-all      the same and all other tests that this machine can run: what CI does
 # make faults        plants faults, one after another, and sees that tests find them: long

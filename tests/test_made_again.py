@@ -88,8 +88,7 @@ KINDS = {
     "kind",
     others_slow(
         KINDS,
-        *("from_zarr", "inline", "less a row in memory", "joined", "transposed"),
-        "a dtype that is not declared",
+        *("from_zarr", "less a row in memory", "joined", "a dtype that is not declared"),
     ),
 )
 def test_operands_beyond_memory_take_no_more_of_it_than_dasks_product(kind, tmp_path):
@@ -115,7 +114,7 @@ ONCE = {
 @pytest.mark.usefixtures("little_memory")
 @pytest.mark.parametrize(
     ("kind", "turned"),
-    others_slow(itertools.product(ONCE, [False, True]), ("random", True), ("reshape", False)),
+    others_slow(itertools.product(ONCE, [False, True]), ("random", True)),
 )
 def test_an_operand_that_is_made_once_beside_one_that_is_read(kind, turned):
     x, y = (np.random.default_rng(n).random(shape) for n, shape in enumerate(((M, K), (K, M))))

@@ -253,7 +253,7 @@ def dask_moves(client, product, nbytes):
     return any(received(client, product())[1] >= nbytes for _ in range(10))
 
 
-@pytest.mark.parametrize("name", MOVED)
+@pytest.mark.parametrize("name", others_slow(MOVED, "fields from modes"))
 def test_sums_over_axes_move_at_most_half_of_what_dasks_move(client, name):
     subscripts, shapes, chunks = MOVED[name]
     made = [

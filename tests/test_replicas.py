@@ -11,6 +11,7 @@ from clusters import in_threads
 from distributed import Client, wait
 from distributed.active_memory_manager import ActiveMemoryManagerPolicy
 from labels import block_tasks
+from repeated import others_slow
 
 import multimm
 from multimm.cluster.plugins.transfer_counter import (
@@ -56,7 +57,7 @@ def operands(seed):
     return [rng.standard_normal((SIZE, SIZE), chunks=BLOCK, dtype="float32") for _ in "ab"]
 
 
-@pytest.mark.parametrize("persisted", [False, True])
+@pytest.mark.parametrize("persisted", others_slow([False, True], False))
 def test_a_copy_that_a_product_waits_for_is_not_dropped_and_fetched_again(client, persisted):
     for seed in range(1 if persisted else 3):
         a, b = operands(10 * persisted + seed)
