@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import multimm
 from multimm.contractions import functions
-from multimm.errors import DTypeError, OptionError, ShapeError
+from multimm.errors import ArrayTypeError, DTypeError, OptionError, ShapeError
 from multimm.graph import taken_apart
 from multimm.planning import choice
 
@@ -633,6 +633,43 @@ def test_what_is_only_multiplied_keeps_the_operands_chunks(subscripts):
             cuts[label] += count - 1
     for label, count in zip(out, made.numblocks, strict=True):
         assert count <= cuts[label] + 1
+
+
+#: No products of matrices: of elements, sums of one operand, diagonals, views.
+BY_ELEMENTS = ("ij,ij->ij", "ij,kl->ijkl", "ij,ij->i", "ij->i", "ij->ji", "ii->i")
+
+
+def of_blocks(subscripts, make, dtype="float64"):
+    """A sum over blocks that a function makes of numbers, and over numbers; all square."""
+    x = numbers((4, 4), "float64")
+    lazy = da.from_array(x, chunks=2)
+    # Nobody but the function knows what they are.
+    made = lazy.map_blocks(make, dtype=dtype, meta=np.empty((0, 0), dtype))
+    more = ("," in subscripts) * 1
+    return (
+        multimm.einsum(subscripts, made, *[lazy.astype(dtype)] * more),
+        np.einsum(subscripts, *[x] * (1 + more)),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+@pytest.mark.parametrize("subscripts", BY_ELEMENTS)
+def test_blocks_of_np_matrix_are_plain_without_a_product_of_matrices(workers, subscripts):
+    made, expected = of_blocks(subscripts, np.matrix)
+    result = made.compute()
+    assert type(result) is np.ndarray
+    np.testing.assert_array_equal(result, expected)
+
+
+@HERE
+@pytest.mark.parametrize("subscripts", BY_ELEMENTS)
+def test_masks_and_wrong_dtypes_are_refused_without_a_product_of_matrices(workers, subscripts):
+    masked, _ = of_blocks(subscripts, lambda block: np.ma.masked_less(block, 0))
+    with pytest.raises(ArrayTypeError, match="MaskedArray"):
+        masked.compute()
+    integers, _ = of_blocks(subscripts, lambda block: block + 0.5, "int64")
+    with pytest.raises(DTypeError, match="float64, its array says int64"):
+        integers.compute()
 
 
 @HERE

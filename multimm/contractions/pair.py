@@ -9,6 +9,7 @@ block of C is taken apart again. No block leaves its worker for that.
 
 from __future__ import annotations
 
+import numbers
 import operator
 from functools import reduce
 from itertools import accumulate, pairwise
@@ -26,6 +27,7 @@ from multimm.gpu.kernel_selection import Precision
 from multimm.graph.lazy_views import peel, permuted
 from multimm.graph.rearranged import flattened, grouped_chunks, split
 from multimm.graph.taken_apart import by_its_tasks, of_stored_blocks, with_makers
+from multimm.graph.tasks.dtype_check import as_declared
 from multimm.operands import Array, is_dask, on_gpu
 from multimm.planning.tiling.grid import Blocks
 from multimm.products import NOTHING_FIXED, Product, checked
@@ -74,7 +76,7 @@ def elementwise(terms: list[Term], out: Labels, dtype: np.dtype[Any] | None = No
     Narrow integers are multiplied and added in 64 bits where a `dtype` of floats is asked for,
     and rounded once.
     """
-    arrays = [term.array for term in terms]
+    arrays = [_as_declared(term.array) for term in terms]
     own = common_dtype(*(x.dtype for x in arrays))
     made = own if dtype is None else dtype
     exact = made.kind in "fc" and all(is_narrow(x.dtype) for x in arrays)
@@ -97,6 +99,20 @@ def elementwise(terms: list[Term], out: Labels, dtype: np.dtype[Any] | None = No
 
         return cupy.einsum(subscripts, *arrays, dtype=sums).astype(made, copy=False)
     return np.asarray(np.einsum(subscripts, *arrays, dtype=sums)).astype(made, copy=False)
+
+
+def _as_declared(x: Array) -> Array:
+    """The same array; its blocks are what it declares, where Dask takes any, and drops masks."""
+    if not is_dask(x):
+        return x
+    dtype = x.dtype.newbyteorder("=")
+    return x.map_blocks(_declared_block, dtype, dtype=dtype, meta=x._meta.astype(dtype))
+
+
+def _declared_block(block: Any, dtype: np.dtype[Any]) -> Any:
+    # One of 0 dimensions may be a scalar, as NumPy's sums are.
+    scalar = isinstance(block, np.generic | numbers.Number)
+    return as_declared(np.asarray(block) if scalar else block, dtype)
 
 
 def _spread(arrays: list[Array], labels: list[Labels], out: Labels, dtype: np.dtype[Any]) -> Array:
