@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -128,6 +129,12 @@ def _forget_what_opt_einsum_found() -> None:
 
 
 PATCH = Patch()
+# Who forks waits for a thread that changes the wrappers: in the child nobody would go on.
+os.register_at_fork(
+    before=PATCH.lock.acquire,
+    after_in_parent=PATCH.lock.release,
+    after_in_child=PATCH.lock.release,
+)
 SESSION: ContextVar[Session | None] = ContextVar("multimm_accelerate", default=None)
 
 

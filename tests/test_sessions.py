@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tornado.gen
 from accelerating import ours, untouched
+from commands import python
 from dask.array import routines
 
 import multimm
@@ -208,6 +209,38 @@ def test_functions_that_are_kept_do_what_dask_does_and_travel_to_other_processes
         assert ours(kept(x, x.T))
     copy = cloudpickle.loads(cloudpickle.dumps(kept))
     np.testing.assert_array_equal(copy(x, x.T).compute(), (x @ x.T).compute())
+
+
+FORKED = """
+import os, signal, threading
+import multimm
+with multimm.accelerate():
+    pass  # imports, for which Python has a lock of its own
+over = threading.Event()
+def enter_and_leave():
+    while not over.is_set():
+        with multimm.accelerate():
+            pass
+other = threading.Thread(target=enter_and_leave)
+other.start()
+codes = set()
+for _ in range(40):
+    if not (child := os.fork()):
+        signal.alarm(20)
+        with multimm.accelerate():
+            os._exit(0)
+    codes.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    if codes != {0}:
+        break
+over.set()
+other.join()
+print(codes)
+"""
+
+
+def test_a_fork_enters_while_another_thread_of_its_parent_did():
+    found = python("-c", FORKED)
+    assert found.stdout == "{0}\n", found.stderr
 
 
 def test_a_decorated_function_travels_to_other_processes(x):
