@@ -124,13 +124,12 @@ def test_the_result_is_numpy_and_a_product_of_it_takes_what_is_on_the_gpus(clien
     assert tasks_of(multimm.matmul(kept.T, kept, blocks=64), Kind.UPLOAD, "A")
 
 
-def test_a_block_and_its_way_back_are_one_task_unless_another_needs_the_block(monkeypatch):
+def test_a_block_and_its_way_back_are_one_task_unless_another_product_needs_it(monkeypatch):
     link(monkeypatch)
     x, y = integers((120, 120), 1), integers((120, 120), 2)
     with in_threads(2) as cluster, Client(cluster) as client:
         cluster.scheduler.add_plugin(record := Record(cluster.scheduler))
         c = multimm.matmul(da.from_array(x, chunks=30), da.from_array(y, chunks=30), blocks=60)
-        d = multimm.matmul(c, c, blocks=60)
 
         def made():
             """What tasks of c did, and how often."""
@@ -141,12 +140,17 @@ def test_a_block_and_its_way_back_are_one_task_unless_another_needs_the_block(mo
 
         np.testing.assert_array_equal(c.compute(), x @ y)
         assert made() == (4, 0)
-        soon(lambda: not cluster.scheduler.tasks)  # it keeps to what it was told of a key
-        first, second = client.compute([c, d])
-        np.testing.assert_array_equal(first.result(), x @ y)
-        np.testing.assert_array_equal(second.result(), (x @ y) @ (x @ y))
-        assert made() == (4, 4)
-        np.testing.assert_array_equal(clone(d).compute(), second.result())
+        d = multimm.matmul(c, c, blocks=60)
+        for both in ([c, d], dask.optimize(c, d)):  # together, and each by itself
+            soon(lambda: not cluster.scheduler.tasks)  # it keeps to what it was told of a key
+            first, second = client.compute([*both])
+            np.testing.assert_array_equal(first.result(), x @ y)
+            np.testing.assert_array_equal(second.result(), (x @ y) @ (x @ y))
+            assert made() == (4, 4)
+            expected = second.result()
+            first.release()
+            second.release()
+        np.testing.assert_array_equal(clone(d).compute(), expected)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from dask.tokenize import tokenize
 from multimm.graph.block_task import Block, BlockTask, Key, LabelledTask, within
 from multimm.graph.data_location import ProductLayer
 from multimm.graph.label import Kind
-from multimm.graph.lowering.host_downloads import below_download, downloads
+from multimm.graph.lowering.host_downloads import downloads, taken_below
 from multimm.graph.lowering.host_uploads import uploads
 from multimm.graph.lowering.operand import Operand
 from multimm.graph.lowering.owner_computes import Gatherer
@@ -53,8 +53,8 @@ def build(
     """
     layout = plan.layout
     if layout.problem.downloaded:  # of a product that is still lazy, what lies on GPUs
-        a, b = below_download(a), below_download(b)
-        c = None if c is None else below_download(c)
+        a, b = taken_below(a), taken_below(b)
+        c = None if c is None else taken_below(c)
     declared = None if c is None else c.dtype
     step = replace(step, dtype_a=a.dtype, dtype_b=b.dtype, dtype_c=declared)
     names = [a.name] if layout.mirrors else [a.name, b.name]  # or A's blocks serve both sides

@@ -48,6 +48,8 @@ class ProductLayer(TaskLayer):
         self.owners = owners
         self.workers = workers
         self.reads = reads or {}
+        #: Another product takes blocks of C from the GPUs, perhaps in a graph of its own.
+        self.used_on_gpus = False
 
     @property
     def spread(self) -> bool:
@@ -83,7 +85,8 @@ class ProductLayer(TaskLayer):
         Barriers order the tasks of a product; what they wait for is no operand of who waits for
         them. So of a slice of C they wait for those of its tasks alone.
 
-        A block that only its download needs is brought back by the task that makes it.
+        A block that only its download needs is brought back by the task that makes it: if no other
+        product takes any, whose graph Dask may optimize by itself.
         """
         kept: dict[Key, Any] = {}
         barriers: dict[Key, BlockTask] = {}
@@ -105,7 +108,8 @@ class ProductLayer(TaskLayer):
             kept[key] = BlockTask(
                 key, barrier.func, *waits, label=barrier.label, place=barrier.place
             )
-        if back := [task for task in kept.values() if task.func is download]:
+        back = [task for task in kept.values() if task.func is download]
+        if back and not self.used_on_gpus:
             uses = Counter(chain.from_iterable(task.dependencies for task in kept.values()))
             uses.update(keys)
             for task in back:

@@ -32,6 +32,13 @@ def downloads(made: str, keys: Keys, limit: int | None) -> dict[Key, LabelledTas
     return tasks
 
 
+def taken_below(array: da.Array) -> da.Array:
+    """`below_download` for a product: tasks of the one below leave what it takes to it."""
+    if (below := below_download(array)) is not array:
+        array.dask.layers[array.name].used_on_gpus = True
+    return below
+
+
 def below_download(array: da.Array) -> da.Array:
     """What a product's chunks are on the GPUs, of a lazy one that brings them back.
 
