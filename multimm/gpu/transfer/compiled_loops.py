@@ -30,7 +30,15 @@ copy = _called("copy", 3, int64)
 
 
 def _compiled(*arguments):
-    return njit(f"i8({','.join(arguments)})", nogil=True, cache=True)
+    signature = f"i8({','.join(arguments)})"
+
+    def compiled(loop):
+        try:
+            return njit(signature, nogil=True, cache=True)(loop)
+        except Exception:  # nothing can be kept, or what is there is no longer whole
+            return njit(signature, nogil=True)(loop)
+
+    return compiled
 
 
 # Of two pieces, one is filled or emptied while the other one is on its way; an event says when the
