@@ -19,3 +19,18 @@ def others_slow(cases: Iterable[Any], *kept: Any) -> list[Any]:
         )
         for case in cases
     ]
+
+
+def here_and_on_workers(fixture: str, names: Iterable[str], slow: Iterable[str]) -> Any:
+    """Each `name` in this process, and on three workers, where some are marked slow."""
+    cases = [
+        pytest.param(
+            workers,
+            name,
+            id=f"{workers} workers-{name}",
+            marks=[pytest.mark.slow] * (workers > 0 and name in slow),
+        )
+        for workers in (0, 3)
+        for name in names
+    ]
+    return pytest.mark.parametrize((fixture, "name"), cases, indirect=[fixture], scope="module")

@@ -13,6 +13,7 @@ import xarray as xr
 from clusters import in_threads
 from commands import python
 from distributed import Client
+from repeated import here_and_on_workers
 
 import multimm
 
@@ -126,21 +127,7 @@ LONG_ON_WORKERS = ("inv", "solve", "lu", "svd", "dask-ml's randomized PCA", "xeo
 
 
 @pytest.mark.usefixtures("workers")
-@pytest.mark.parametrize(
-    ("workers", "name"),
-    [
-        pytest.param(
-            count,
-            name,
-            id=f"{count} workers-{name}",
-            marks=[pytest.mark.slow] * (count > 0 and name in LONG_ON_WORKERS),
-        )
-        for count in (0, 3)
-        for name in ALGORITHMS
-    ],
-    indirect=["workers"],
-    scope="module",
-)
+@here_and_on_workers("workers", ALGORITHMS, LONG_ON_WORKERS)
 def test_what_is_built_on_products_gives_what_it_gives_without(name):
     made = ALGORITHMS[name]
     right = made(data())

@@ -13,6 +13,7 @@ from clusters import counting, received
 from distributed import wait
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from repeated import here_and_on_workers
 from small import integers
 
 import multimm
@@ -72,21 +73,7 @@ def operands(name):
     return x, y, da.from_array(x, chunks=chunks_a), da.from_array(y, chunks=chunks_b)
 
 
-@pytest.mark.parametrize(
-    ("client", "name"),
-    [
-        pytest.param(
-            count,
-            name,
-            id=f"{count} workers-{name}",
-            marks=[pytest.mark.slow] * (count > 0 and name in ALIKE),
-        )
-        for count in (0, 3)
-        for name in ARRAYS
-    ],
-    indirect=["client"],
-    scope="module",
-)
+@here_and_on_workers("client", ARRAYS, ALIKE)
 def test_results_have_the_chunks_that_were_asked_for(client, name):
     x, y, a, b = operands(name)
     own = da.matmul(a, b)
