@@ -14,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import CFUNCTYPE, c_int, c_size_t
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import numba
@@ -121,7 +122,7 @@ def compiled():
 def test_what_one_process_has_compiled_another_one_takes(tmp_path):
     """Addresses of the driver's functions differ from process to process."""
     script = tmp_path / "copies.py"
-    script.write_text(COPIES)
+    script.write_text(f"import sys; sys.path.append({str(Path(__file__).parent)!r})\n{COPIES}")
 
     def said():
         return python(script, env={"NUMBA_CACHE_DIR": str(tmp_path / "kept")}).stdout
