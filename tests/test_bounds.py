@@ -61,6 +61,7 @@ def test_a_hundred_thousand_chunks_are_planned_for_in_seconds():
     assert time.thread_time() - begun < 8
 
 
+@pytest.mark.slow
 def test_a_million_chunks_that_are_asked_for_are_refused_in_seconds():
     """Other blocks, and more workers, were tried for what none of them changes: half a minute."""
     n = 10**6

@@ -103,6 +103,7 @@ def end_of(process, code):
     return errors
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed_for_their_memory(tmp_path, monkeypatch):
     preload(tmp_path, monkeypatch, HOG)
     monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "0")

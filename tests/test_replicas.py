@@ -88,6 +88,7 @@ def test_other_copies_are_dropped_as_ever():
     assert [dropped.count(block) for block in blocks] == [2, 2, 0]
 
 
+@pytest.mark.slow
 def test_a_user_s_own_policies_stay(client, cluster):
     manager, own = cluster.scheduler.extensions["amm"], Users()
     manager.add_policy(own)

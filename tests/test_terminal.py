@@ -38,6 +38,7 @@ def run(*args):
     return result
 
 
+@pytest.mark.slow
 @given(st.text() | st.text(st.characters(categories=["Cc", "Cs", "Cf", "Zl", "Zp"])))
 def test_text_is_shown_in_one_line_that_a_terminal_can_take(text):
     shown = printable(text)
@@ -78,6 +79,7 @@ def test_options_are_repeated_harmlessly(tmp_path, monkeypatch, args):
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_product_of_files_with_such_names(tmp_path):
     files = [tmp_path / f"{name}{ORDERS}.npy" for name in "abc"]
     put(files[0], np.eye(3, dtype=np.float32))
