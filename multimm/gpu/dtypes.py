@@ -20,11 +20,12 @@ DType = np.dtype[Any]
 
 #: Products of these are summed in float32.
 HALVES = ("float16", "bfloat16")
-#: Kinds of numbers, each of which holds those before it.
-_KINDS = "bifc"
+#: Kinds of dtypes, each of which holds those before it but for rounding and range.
+KINDS = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+FLOATS = KINDS["f"]
 
 
-def named(dtype: DTypeLike) -> np.dtype[Any]:
+def named(dtype: DTypeLike) -> DType:
     """Return the dtype of that name; NumPy knows bfloat16 once ml_dtypes has been imported.
 
     Raises
@@ -44,7 +45,7 @@ def named(dtype: DTypeLike) -> np.dtype[Any]:
         ) from None
 
 
-def result_dtype(a: DTypeLike, b: DTypeLike) -> np.dtype[Any]:
+def result_dtype(a: DTypeLike, b: DTypeLike) -> DType:
     """Return the dtype that ``np.matmul`` gives for operands of these dtypes.
 
     Raises
@@ -55,7 +56,7 @@ def result_dtype(a: DTypeLike, b: DTypeLike) -> np.dtype[Any]:
     return _result_dtype(np.dtype(a), np.dtype(b))
 
 
-def accumulate_dtype(a: DTypeLike, b: DTypeLike) -> np.dtype[Any]:
+def accumulate_dtype(a: DTypeLike, b: DTypeLike) -> DType:
     """Return the dtype that products of these dtypes are summed in.
 
     That is `result_dtype`, but float32 for float16 and bfloat16.
@@ -63,7 +64,7 @@ def accumulate_dtype(a: DTypeLike, b: DTypeLike) -> np.dtype[Any]:
     return _accumulate_dtype(np.dtype(a), np.dtype(b))
 
 
-def common_dtype(*dtypes: np.dtype[Any]) -> np.dtype[Any]:
+def common_dtype(*dtypes: DType) -> DType:
     """NumPy's dtype of a sum of products of arrays of these dtypes.
 
     That of all of them at once, which may be narrower than one pair after the other: int16, uint16
@@ -75,7 +76,7 @@ def common_dtype(*dtypes: np.dtype[Any]) -> np.dtype[Any]:
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
-def scaled_dtype(dtype: np.dtype[Any], scalar: complex, of: str = "the product") -> np.dtype[Any]:
+def scaled_dtype(dtype: DType, scalar: complex, of: str = "the product") -> DType:
     """Return NumPy's dtype of a Python scalar times an array, which the scalar's type decides.
 
     An integer leaves every dtype as it is: bool as well, which NumPy would make int64.
@@ -98,7 +99,7 @@ def scaled_dtype(dtype: np.dtype[Any], scalar: complex, of: str = "the product")
     )
 
 
-def on_devices(dtype: np.dtype[Any]) -> bool:
+def on_devices(dtype: DType) -> bool:
     """Whether GPUs compute with a dtype; long doubles they do not have.
 
     >>> on_devices(np.dtype("complex128")), on_devices(np.dtype("longdouble"))
@@ -107,9 +108,7 @@ def on_devices(dtype: np.dtype[Any]) -> bool:
     return dtype.itemsize <= (16 if dtype.kind == "c" else 8)
 
 
-def gemm_dtype(
-    alpha: complex, product: np.dtype[Any], beta: complex, c: np.dtype[Any] | None
-) -> np.dtype[Any]:
+def gemm_dtype(alpha: complex, product: DType, beta: complex, c: DType | None) -> DType:
     """Return the dtype of alpha (A B) + beta C: that of C counts whatever beta is.
 
     Parameters
@@ -142,23 +141,23 @@ def gemm_dtype(
 
 
 @functools.cache
-def _accumulate_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
+def _accumulate_dtype(a: DType, b: DType) -> DType:
     out = _result_dtype(a, b)
     return np.dtype(np.float32) if out.name in HALVES else out
 
 
 @functools.cache
-def _result_dtype(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
+def _result_dtype(a: DType, b: DType) -> DType:
     a, b = _numeric("a", a), _numeric("b", b)
     try:
-        product: np.dtype[Any] = np.matmul(np.zeros((1, 1), a), np.zeros((1, 1), b)).dtype
+        product: DType = np.matmul(np.zeros((1, 1), a), np.zeros((1, 1), b)).dtype
     except TypeError:  # no loop for a pair with bfloat16, in some versions of ml_dtypes
         others = [dtype for dtype in (a, b) if dtype.name != "bfloat16"]
         product = np.result_type(np.float32, *others)
     return product
 
 
-def numeric(dtype: np.dtype[Any], given: str, todo: str = "") -> np.dtype[Any]:
+def numeric(dtype: DType, given: str, todo: str = "") -> DType:
     """Return a dtype in native byte order.
 
     Parameters
@@ -182,7 +181,7 @@ def numeric(dtype: np.dtype[Any], given: str, todo: str = "") -> np.dtype[Any]:
     return dtype.newbyteorder("=")
 
 
-def _numeric(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+def _numeric(name: str, dtype: DType) -> DType:
     return numeric(dtype, f"{name} has dtype {dtype}", "; convert it with astype")
 
 
@@ -246,19 +245,20 @@ def sums_for(a: DType, b: DType, k: int, dtype: DType) -> DType:
 
 def _casts(own: DType, dtype: DType) -> bool:
     if "bfloat16" in (own.name, dtype.name):
-        return _kind(own) <= _kind(dtype)
+        return kind(own) <= kind(dtype)
     return np.can_cast(own, dtype, "same_kind")
 
 
-def _kind(dtype: DType) -> int:
-    return 2 if dtype.name == "bfloat16" else _KINDS.index("i" if dtype.kind == "u" else dtype.kind)
+def kind(dtype: DType) -> int:
+    """The number of its kind in `KINDS`; less than 0 for what is no number."""
+    return FLOATS if dtype.name == "bfloat16" else KINDS.get(dtype.kind, -1)
 
 
 def _lost(name: str, own: DType, dtype: DType) -> str:
     """What a cast would lose, and what to do."""
-    if _kind(own) == 3:
+    if kind(own) > FLOATS:
         return f"whose imaginary parts would be lost: pass {name}.real, or ask for {own}"
-    if _kind(own) == 2:
+    if kind(own) == FLOATS:
         return f"whose fractions would be lost: convert it with astype, or ask for {own}"
     if dtype.kind == "u":
         return "whose negative numbers would be lost: ask for a signed dtype, or convert it"

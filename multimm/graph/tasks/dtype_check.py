@@ -14,12 +14,10 @@ import numpy as np
 
 from multimm.blocks import plain
 from multimm.errors import ArrayTypeError, DTypeError, kind_of
+from multimm.gpu.dtypes import FLOATS, kind
 from multimm.graph.block_task import Block
 
 DType = np.dtype[Any] | None
-#: Kinds of dtypes, each of which holds those before it but for rounding and range.
-KINDS = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
-FLOATS = KINDS["f"]
 
 
 def as_declared(block: Block, dtype: DType, of: str = "an operand", rounded: bool = True) -> Block:
@@ -51,9 +49,9 @@ def as_declared(block: Block, dtype: DType, of: str = "an operand", rounded: boo
         return block
     held = getattr(block, "dtype", None)
     if held is None:
-        kind = f"a {kind_of(block)}"
+        given = "None" if block is None else f"a {kind_of(block)}"
         raise ArrayTypeError(
-            f"a block of {of} is {'None' if block is None else kind}, its array says "
+            f"a block of {of} is {given}, its array says "
             f"{dtype}: have the task that makes it return a NumPy or CuPy array"
         )
     block = plain(block, f"a block of {of}")
@@ -74,8 +72,8 @@ def as_declared(block: Block, dtype: DType, of: str = "an operand", rounded: boo
 
 def _converted(block: Block, dtype: np.dtype[Any], rounded: bool) -> Block | None:
     """Its values in another dtype, at most rounded; None where they do not fit."""
-    held, wanted = (KINDS.get(_kind(x)) for x in (block.dtype, dtype))
-    if held is None or wanted is None:
+    held, wanted = kind(block.dtype), kind(dtype)
+    if min(held, wanted) < 0:
         return None
     if held > wanted and (held > FLOATS or bool(block.any())):
         return None
@@ -93,7 +91,3 @@ def _converted(block: Block, dtype: np.dtype[Any], rounded: bool) -> Block | Non
         stacklevel=3,
     )
     return converted
-
-
-def _kind(dtype: np.dtype[Any]) -> str:
-    return "f" if dtype.name == "bfloat16" else str(dtype.kind)
